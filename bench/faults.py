@@ -42,13 +42,13 @@ class Run:
 
     struck: float
     detected: float | None
-    told: Sequence[Outcome]
+    reported: Sequence[Outcome]
     exit_code: int
     ended: float
 
     @property
     def lost(self) -> list[Outcome]:
-        return [client for client in self.told if client.error]
+        return [client for client in self.reported if client.error]
 
     def seconds(self) -> dict[str, float]:
         first, last = min(client.ended for client in self.lost), max(client.ended for client in self.lost)
@@ -82,13 +82,13 @@ async def run_one(case: Fatal | Local, threshold_s: float, folder: Path) -> Run:
     """A fault of the configuration strikes when its log line says so."""
 
     async def fatal(replica: Replica, case: Fatal) -> tuple[list[Outcome], float | None]:
-        told, struck = await strike(replica, case)
-        return told, None if case.fault else struck
+        reported, struck = await strike(replica, case)
+        return reported, None if case.fault else struck
 
     async def local(replica: Replica) -> tuple[list[Outcome], float | None]:
-        told = await one_of_many(replica)
+        reported = await one_of_many(replica)
         replica.terminate()
-        return told, None
+        return reported, None
 
     if isinstance(case, Fatal):
         return await observed(case.faults, threshold_s, folder, lambda replica: fatal(replica, case))
@@ -101,11 +101,11 @@ async def observed(
     offset = time.time() - time.monotonic()
     with start_replica(config(folder, threshold_s, *faults), stderr=subprocess.STDOUT) as replica:
         ending = asyncio.ensure_future(ended_at(replica.wait))
-        told, struck = await act(replica)
+        reported, struck = await act(replica)
         code, ended = await ending
     struck = stamped(replica.lines, [STRUCK], offset) if struck is None else struck
     assert struck is not None, replica.lines
-    return Run(struck, stamped(replica.lines, NOTICED, offset), told, code, ended)
+    return Run(struck, stamped(replica.lines, NOTICED, offset), reported, code, ended)
 
 
 def judged(case: Fatal | Local, threshold_s: float, runs: Sequence[Run]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def judged(case: Fatal | Local, threshold_s: float, runs: Sequence[Run]) -> dict
         "detection_over_threshold_s": over,
         "from_there_to_last_told_s": worst["from_there_to_last_told"],
         "detected_by": "its log" if runs[0].detected is not None else "the first client told",
-        "clients": dict(Counter(how(client) for run in runs for client in run.told)),
+        "clients": dict(Counter(how(client) for run in runs for client in run.reported)),
         "requests_ended": lost,
         "exit_codes": codes,
         "goals_met": ended and over <= GOAL_S and worst["from_there_to_last_told"] <= GOAL_S,
@@ -133,15 +133,15 @@ def judged(case: Fatal | Local, threshold_s: float, runs: Sequence[Run]) -> dict
 async def disk_full(threshold_s: float, folder: Path) -> dict[str, Any]:
     """No requests wait, so no Event is due."""
 
-    def play(process: subprocess.Popen[bytes], told: list[Outcome]) -> dict[str, Any]:
+    def play(process: subprocess.Popen[bytes], reported: list[Outcome]) -> dict[str, Any]:
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
-        clients = dict(Counter(map(how, told)))
+        clients = dict(Counter(map(how, reported)))
         return {"clients": clients, "requests_ended": [0], "exit_codes": [code], "goals_met": code == 0 and set(clients) == {"whole"}}
 
     with full_disk(config(folder, threshold_s)) as (process, address):
-        told = await MixedClients(address, {**BODY, "max_tokens": 100}).ended()
-        return await asyncio.to_thread(play, process, told)
+        reported = await MixedClients(address, {**BODY, "max_tokens": 100}).ended()
+        return await asyncio.to_thread(play, process, reported)
 
 
 async def measure(rounds: int, threshold_s: float, folder: Path) -> dict[str, Any]:

@@ -155,10 +155,10 @@ class Bench:
                 break
             pod = pods[number % len(pods)]["metadata"]["name"]
             self.kube.merge(PODS, NAMESPACE, pod, {"metadata": {"annotations": {"bench": str(number)}}})
-        told = [event for event in self.writes(since) if event["objectRef"]["resource"] == SERVICES.plural]
+        reported = [event for event in self.writes(since) if event["objectRef"]["resource"] == SERVICES.plural]
         return {
             "pod_changes_per_s": round(number / seconds, 1),
-            "status_writes_per_object_and_minute": len(told) / self.count / seconds * 60,
+            "status_writes_per_object_and_minute": len(reported) / self.count / seconds * 60,
         }
 
     def changes(self, operator: OperatorProcess, rate: float, seconds: float) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Bench:
         steps = {name: -1 if place % 2 and sizes[name] > 1 else 1 for place, name in enumerate(sorted(sizes))}
         names, since, before = itertools.cycle(sorted(sizes)), time.time(), cpu_seconds(operator.process.pid)
         started = time.monotonic()
-        with edit_watch(self.cluster.kubeconfig, NAMESPACE, self.nice) as told_at, ThreadPoolExecutor(WRITERS) as pool:
+        with edit_watch(self.cluster.kubeconfig, NAMESPACE, self.nice) as reported_at, ThreadPoolExecutor(WRITERS) as pool:
             asked = []
             for number in range(int(rate * seconds)):
                 time.sleep(max(0.0, started + number / rate - time.monotonic()))
@@ -180,17 +180,17 @@ class Bench:
             took = time.monotonic() - started
             time.sleep(10)  # the last ones' writes
         spent = cpu_seconds(operator.process.pid) - before
-        told = self.latencies(since, operator.events("run"), told_at)
-        told["events"] = {"waiting": operator.counted(OPERATOR_EVENTS_WAITING.name), "lost": len(operator.events("event_lost"))}
-        cost = {"operator_cores": round(spent / (took + 10), 3), "cpu_ms_per_change": round(1000 * spent / told["changes"], 1)}
-        return {"rate": round(rate * seconds / took, 1), **cost, **told}
+        reported = self.latencies(since, operator.events("run"), reported_at)
+        reported["events"] = {"waiting": operator.counted(OPERATOR_EVENTS_WAITING.name), "lost": len(operator.events("event_lost"))}
+        cost = {"operator_cores": round(spent / (took + 10), 3), "cpu_ms_per_change": round(1000 * spent / reported["changes"], 1)}
+        return {"rate": round(rate * seconds / took, 1), **cost, **reported}
 
-    def latencies(self, since: float, runs: list[dict[str, Any]], told_at: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    def latencies(self, since: float, runs: list[dict[str, Any]], reported_at: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         """Per change: until the last write of the Deployment and of the status; of that, our share."""
         end, log = time.time(), self.cluster.audit(since=since, verbs="all")
         asked = edits(log)
         recent = [run for run in runs if stamp(run["timestamp"]) >= since]
-        seen, quiet = known({name for name, _ in asked}, log, recent), announced(asked, told_at)
+        seen, quiet = known({name for name, _ in asked}, log, recent), announced(asked, reported_at)
         for name, span in quiet:
             seen[name].served.append(span)
         found = answers(changes(asked, end), seen, (DEPLOYMENTS.plural, SERVICES.plural), end)
@@ -222,7 +222,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 @contextmanager
-def world(nodes: int, nice: int) -> Iterator[Bench]:
+def harness(nodes: int, nice: int) -> Iterator[Bench]:
     """A cluster of fake nodes with the operator's role in it."""
     with running_cluster(f"fake:{nodes}") as cluster, tempfile.TemporaryDirectory() as folder:
         spec = require_running(from_environment(), cluster.name)
@@ -238,7 +238,7 @@ def world(nodes: int, nice: int) -> Iterator[Bench]:
 def at_rest(options: argparse.Namespace) -> dict[str, Any]:
     """200 services over minutes and restarts; 500 services cold. Of none, that part is left out."""
     figures: dict[str, Any] = {}
-    with world(options.nodes, options.nice) as bench:
+    with harness(options.nodes, options.nice) as bench:
         if options.services:
             with bench.operator() as operator:
                 figures["growth_s"] = bench.grow(options.services)
@@ -261,7 +261,7 @@ def at_rest(options: argparse.Namespace) -> dict[str, Any]:
 
 def at_scale(options: argparse.Namespace) -> dict[str, Any]:
     """Changes on a large fleet."""
-    with world(options.scale_nodes, options.nice) as bench:
+    with harness(options.scale_nodes, options.nice) as bench:
         with bench.operator():
             bench.grow(options.scale_services, replicas=(2, 3))
         start = time.monotonic()

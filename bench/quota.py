@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
+from support.harness.quota_race import Race
 from support.servers.redis_server import redis_server
-from support.worlds.quota_race import Race
 
 
 def main() -> None:

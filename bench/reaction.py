@@ -53,7 +53,7 @@ class Watched:
     def __init__(self, kube: Kube, resource: Resource, namespace: str) -> None:
         self._kube, self._what = kube, (resource, namespace)
         self.bodies: dict[str, Body] = {}
-        self._told: list[tuple[float, Body]] = []
+        self._reported: list[tuple[float, Body]] = []
         self._news = threading.Condition()
         threading.Thread(target=self._follow, daemon=True).start()
 
@@ -69,14 +69,14 @@ class Watched:
                 self.bodies.pop(body["metadata"]["name"], None)
             else:
                 self.bodies[body["metadata"]["name"]] = body
-                self._told.append((now, body))
+                self._reported.append((now, body))
             self._news.notify_all()
 
     def when(self, wanted: Callable[[Body], bool], since: float, seconds: float = 60) -> float:
         """When (monotonic), from `since` on, an object of that kind was told of first."""
 
         def found() -> float | None:
-            return next((at for at, body in self._told if at >= since and wanted(body)), None)
+            return next((at for at, body in self._reported if at >= since and wanted(body)), None)
 
         with self._news:
             at = self._news.wait_for(found, seconds)
@@ -115,8 +115,8 @@ class Decisions:
         return [pod["metadata"]["name"] for pod in pods if _service(pod) == name and is_ready(pod)]
 
     def asleep(self) -> bool:
-        told = [item.get("status", {}).get("conditions", []) for item in self.kube.list(SERVICES, self.namespace)]
-        return sum(any(c["reason"] == "ScaledToZero" for c in conditions) for conditions in told) == len(self.services)
+        reported = [item.get("status", {}).get("conditions", []) for item in self.kube.list(SERVICES, self.namespace)]
+        return sum(any(c["reason"] == "ScaledToZero" for c in conditions) for conditions in reported) == len(self.services)
 
     def replicas(self, name: str) -> int:
         return sum(body["spec"]["replicas"] for body in list(self.deployments.bodies.values()) if _service(body) == name)
@@ -124,15 +124,15 @@ class Decisions:
     def strike(self, name: str, traffic: Traffic) -> float:
         """Seconds from the gateway's word until more replicas were written."""
         time.sleep(random.uniform(0, 3))  # at no particular moment of a bin
-        count, told = self.replicas(name), time.monotonic()
-        self.services[name].tell(traffic)
-        return self.deployments.when(lambda body: _service(body) == name and body["spec"]["replicas"] > count, told) - told
+        count, reported = self.replicas(name), time.monotonic()
+        self.services[name].report(traffic)
+        return self.deployments.when(lambda body: _service(body) == name and body["spec"]["replicas"] > count, reported) - reported
 
     def wake(self, name: str) -> float:
         """The same at zero; then its one replica serves a calm flow."""
         took = self.strike(name, Traffic(held=1))
         eventually(lambda: self.ready(name), f"{name} serves")
-        self.services[name].tell(CALM)
+        self.services[name].report(CALM)
         return took
 
     def spoil(self, name: str) -> float:
@@ -156,18 +156,18 @@ def decisions(count: int) -> dict[str, list[float]]:
     with control_plane("fake:2") as (cluster, kube, account):
         ready = {"podTemplate": {"metadata": {"annotations": {"devcluster.pagoda.dev/ready-after": "0"}}}}
         Real(cluster, kube, NodeWithoutKubelet(kube), "bench").prepare(**ready)
-        world = Decisions(kube, "bench")
-        with serving(world.multi_gateway) as address, running_operator(account, "--gateways", address):
+        harness = Decisions(kube, "bench")
+        with serving(harness.multi_gateway) as address, running_operator(account, "--gateways", address):
             for number in range(count):
-                world.add(f"s{number}")
-            eventually(world.asleep, "all services sleep")
-            names = list(world.services)
-            found = {"held": [world.wake(name) for name in names]}
+                harness.add(f"s{number}")
+            eventually(harness.asleep, "all services sleep")
+            names = list(harness.services)
+            found = {"held": [harness.wake(name) for name in names]}
             time.sleep(3 * BIN_S)
-            assert {world.replicas(name) for name in names} == {1}, "calm is calm"
+            assert {harness.replicas(name) for name in names} == {1}, "calm is calm"
             for offset, (kind, traffic) in enumerate(STRIKES.items()):
-                found[kind] = [world.strike(name, traffic) for name in names[offset :: len(STRIKES)]]
-            return found | {"invalid": [world.spoil(name) for name in names]}
+                found[kind] = [harness.strike(name, traffic) for name in names[offset :: len(STRIKES)]]
+            return found | {"invalid": [harness.spoil(name) for name in names]}
 
 
 class UnhealthyReplica:
@@ -197,7 +197,7 @@ class UnhealthyReplica:
         """Seconds until it was unrouted, and from there until its replacement existed."""
         self.real.apply(replicas=2)
         first, *_ = both = self.processes.admit(2, *([Fault(kind="wrong", at_step=5)] if kind == "canary" else []))
-        self.real.told(Ready="Available")
+        self.real.reported(Ready="Available")
         eventually(lambda: self.able() == 2, "both are heard")
         struck = time.monotonic()
         getattr(self, kind)(first)
@@ -244,7 +244,7 @@ def main() -> None:
         figures["decision"][kind] = spread(taken)
     for kind, pairs in health(options.rounds).items() if options.rounds else ():
         figures["unrouted"][kind], figures["replaced"][kind] = (spread(list(part)) for part in zip(*pairs, strict=True))
-    missed = [f"{part} {kind}" for part, goal in GOALS.items() for kind, told in figures[part].items() if told["max"] > goal]
+    missed = [f"{part} {kind}" for part, goal in GOALS.items() for kind, reported in figures[part].items() if reported["max"] > goal]
     print(json.dumps({"bench": "reaction", "cores": os.cpu_count(), "load": os.getloadavg()[0], **figures, "missed": missed}))
 
 

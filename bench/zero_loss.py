@@ -23,9 +23,9 @@ HERE: Final = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests")]
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it complains of each child
 from support.clients.streams import Load
+from support.harness import zero_loss_events as events
+from support.harness.zero_loss import Place, Row, api_server, zero_loss
 from support.kube.namespace import Real
-from support.worlds import zero_loss_events as events
-from support.worlds.zero_loss import Place, Row, api_server, zero_loss
 
 PAGE: Final = HERE.parent / "docs/what-you-can-break.md"
 BEGIN: Final = "<!-- the table of bench/zero_loss.py -->"

@@ -24,25 +24,25 @@ _LONG_S = 3600
 @contextmanager
 def edit_watch(kubeconfig: Path, namespace: str, nice: int) -> Iterator[dict[str, list[float]]]:
     """By service the Unix times at which each new generation was told; filled in at the end."""
-    told: dict[str, list[float]] = defaultdict(list)
+    reported: dict[str, list[float]] = defaultdict(list)
     argv = ["setsid", "nice", "-n", str(nice), sys.executable, "-P", __file__, str(kubeconfig), namespace]
     with Popen(argv, stdout=PIPE, text=True, env={"PYTHONPATH": str(Path(__file__).parents[2] / "tests")}) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise RuntimeError(f"the watch of edits ended with {process.wait()}")
         try:
-            yield told
+            yield reported
         finally:
             process.terminate()
         for line in process.stdout:
             name, at = line.split()
-            told[name].append(float(at))
+            reported[name].append(float(at))
 
 
 def _watch(api: Kube, namespace: str) -> None:
     items, version = api.listed(SERVICES, namespace)
     known = {item["metadata"]["name"]: item["metadata"]["generation"] for item in items}
-    told = []
+    reported = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         sys.stdout.write("ready\n")
@@ -51,9 +51,9 @@ def _watch(api: Kube, namespace: str) -> None:
             at, meta = time.time(), json.loads(line)["object"]["metadata"]
             if meta.get("name") in known and known[meta["name"]] != meta["generation"]:
                 known[meta["name"]] = meta["generation"]
-                told.append(f"{meta['name']} {at}\n")
+                reported.append(f"{meta['name']} {at}\n")
     finally:
-        sys.stdout.writelines(told)
+        sys.stdout.writelines(reported)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ def test_writes_of_another_change_or_kind_are_not_its_own():
 
 
 def test_what_was_not_answered_counts_as_the_rest_of_the_run_at_least_and_as_ours_where_nothing_was_written():
-    told = {"a": Seen([Written("deployments", 2.0)], [Ran(1.0, 1.5, 2.0, 1)], [])}
-    found = answers([Change("a", 1.0, 9.0), Change("b", 3.0, 9.0), Change("c", 4.0, 9.0)], told, KINDS, 9.0)
+    reported = {"a": Seen([Written("deployments", 2.0)], [Ran(1.0, 1.5, 2.0, 1)], [])}
+    found = answers([Change("a", 1.0, 9.0), Change("b", 3.0, 9.0), Change("c", 4.0, 9.0)], reported, KINDS, 9.0)
     assert (found.whole, found.ours, found.unanswered) == ([8.0, 6.0, 5.0], [1.0, 6.0, 5.0], 3)
 
 
@@ -53,8 +53,8 @@ def test_a_change_is_queued_with_the_first_run_that_was_wanted_after_it():
 
 
 def test_the_time_before_an_edit_is_announced_is_the_api_servers():
-    told = announced([("a", 1.0), ("a", 5.0), ("b", 2.0)], {"a": [0.5, 1.5, 7.0]})
-    assert told == [("a", Span(1.0, 1.5)), ("a", Span(5.0, 7.0))]
+    reported = announced([("a", 1.0), ("a", 5.0), ("b", 2.0)], {"a": [0.5, 1.5, 7.0]})
+    assert reported == [("a", Span(1.0, 1.5)), ("a", Span(5.0, 7.0))]
 
 
 def asked(user, verb, resource, name, begun, done, subresource=""):

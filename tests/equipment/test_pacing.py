@@ -17,15 +17,17 @@ PLACE = "/apis/apps/v1/namespaces/ns/deployments"
 SERVICE = f"/apis/{API_VERSION}/namespaces/ns/inferenceservices/tiny"
 
 
-def service(version, generation=1, change="MODIFIED", **told):
+def service(version, generation=1, change="MODIFIED", **reported):
     meta = {"uid": "u", "name": "tiny", "resourceVersion": str(version), "generation": generation}
-    conditions = [{"type": kind, "status": status} for kind, status in told.items()]
+    conditions = [{"type": kind, "status": status} for kind, status in reported.items()]
     return Event(0.0, SERVICES.kind, change, {"metadata": meta, "status": {"conditions": conditions}})
 
 
 def pod(version, ready, change="MODIFIED", **meta):
-    told = {"conditions": [{"type": "Ready", "status": str(ready)}]}
-    return Event(0.0, PODS.kind, change, {"metadata": {"uid": "p", "name": "p", "resourceVersion": str(version), **meta}, "status": told})
+    reported = {"conditions": [{"type": "Ready", "status": str(ready)}]}
+    return Event(
+        0.0, PODS.kind, change, {"metadata": {"uid": "p", "name": "p", "resourceVersion": str(version), **meta}, "status": reported}
+    )
 
 
 def write(version, path=f"{PLACE}/d", method="PATCH", **more):
@@ -42,18 +44,18 @@ def test_a_change_is_a_spec_of_somebodys_or_a_ready_pod_that_is_not_any_more():
     assert changes([pod(1, ready=True), pod(2, ready=False, deletionTimestamp="now"), pod(3, ready=False, change="DELETED")]) == []
 
 
-def told(*states, generation=1, first=1):
+def reported(*states, generation=1, first=1):
     return [service(first + number, generation, Ready=state) for number, state in enumerate(states)]
 
 
 @pytest.mark.parametrize(
     ("events", "found"),
     [
-        (told("Unknown", "True", "True", "Unknown"), 0),
-        (told("Unknown", "True", "Unknown", "True"), 1),
+        (reported("Unknown", "True", "True", "Unknown"), 0),
+        (reported("Unknown", "True", "Unknown", "True"), 1),
         # Two changes with two flips each.
-        (told("True", "False", "True") + told("False", "True", generation=2, first=10), 0),
-        (told("True", "False", "True") + told("False", "True", "False", generation=2, first=10), 1),
+        (reported("True", "False", "True") + reported("False", "True", generation=2, first=10), 0),
+        (reported("True", "False", "True") + reported("False", "True", "False", generation=2, first=10), 1),
     ],
 )
 def test_a_condition_flips_twice_in_a_change(events, found):

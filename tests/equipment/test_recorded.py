@@ -38,7 +38,7 @@ class Script:
         return iter(said)
 
 
-def told(events):
+def reported(events):
     return [(event.change, event.body["metadata"]["name"], event.version) for event in events]
 
 
@@ -48,7 +48,7 @@ def test_a_watch_goes_on_where_the_last_one_ended():
     follower.step()
     follower.step()
     assert script.asked == ["5", "6"]
-    assert told(events) == [("ADDED", "a", 1), ("ADDED", "b", 6), ("DELETED", "a", 7)]
+    assert reported(events) == [("ADDED", "a", 1), ("ADDED", "b", 6), ("DELETED", "a", 7)]
 
 
 def test_what_went_and_what_came_while_the_server_forgot_is_found_in_a_list():
@@ -58,7 +58,7 @@ def test_what_went_and_what_came_while_the_server_forgot_is_found_in_a_list():
     follower.step()
     follower.step()
     assert script.asked == ["5", "9"]
-    assert told(events[2:]) == [("MODIFIED", "b", 8), ("ADDED", "c", 7), ("DELETED", "a", 9)]
+    assert reported(events[2:]) == [("MODIFIED", "b", 8), ("ADDED", "c", 7), ("DELETED", "a", 9)]
 
 
 def test_the_end_is_that_of_a_list_though_the_last_watch_said_nothing_or_broke():

@@ -23,9 +23,9 @@ def going(at, name="p1", **meta):
     return pod(at, name, deletionTimestamp="now", **meta)
 
 
-def service(at, told=None, wanted=2, generation=1, change="MODIFIED", version=1, observed=None, **spec):
+def service(at, reported=None, wanted=2, generation=1, change="MODIFIED", version=1, observed=None, **spec):
     """`told`: the ready replicas that it says it has, all that are wanted."""
-    status = {} if told is None else {**READY, "observedGeneration": observed or generation, "readyReplicas": told}
+    status = {} if reported is None else {**READY, "observedGeneration": observed or generation, "readyReplicas": reported}
     meta = {"name": "s", "uid": "u", "generation": generation, "resourceVersion": str(version)}
     return Event(at, SERVICES.kind, change, {"metadata": meta, "spec": {"replicas": wanted, **spec}, "status": status})
 

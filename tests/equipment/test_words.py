@@ -137,6 +137,6 @@ def test_places_are_listed_on_request(tree, capsys):
 
 
 def test_the_project_is_looked_at():
-    told = found(ROOT)
-    assert {"README.md", "docs/engine.md", "docs/operations/install.md", "operator"} <= set(told)
-    assert told["docs/metrics.md"] == []
+    reported = found(ROOT)
+    assert {"README.md", "docs/engine.md", "docs/operations/install.md", "operator"} <= set(reported)
+    assert reported["docs/metrics.md"] == []

@@ -8,6 +8,8 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_devcluster.fake.plays import READY_AFTER, STOP_AFTER
 from pagoda_operator.api.state import PROFILES
+from support.harness.capped_services import CHARGED, SLICES
+from support.harness.service_life import PROFILE, harness_of, run
 from support.judges.rights import nothing_refused
 from support.kube.client import Kube
 from support.kube.cluster import running_cluster
@@ -15,8 +17,6 @@ from support.kube.fault_plan import Plan
 from support.kube.fault_proxy import FaultProxy
 from support.kube.namespace import Real
 from support.kube.operator_process import USER, NodeWithoutKubelet, install_role, kubeconfig
-from support.worlds.capped_services import CHARGED, SLICES
-from support.worlds.service_life import PROFILE, run, world_of
 
 
 @pytest.hookimpl(wrapper=True)
@@ -99,8 +99,8 @@ def undisturbed(cluster, kube, proxy, account, profile):
     def ask(name):
         if name not in known:
             real = prepared(cluster, kube)
-            with world_of(real, proxy, account, lease=name != "capped") as world:
-                outcome = run(name, world, Plan())
+            with harness_of(real, proxy, account, lease=name != "capped") as harness:
+                outcome = run(name, harness, Plan())
             real.clean()
             assert (outcome.broken, outcome.deaths) == ([], 0)
             known[name] = outcome

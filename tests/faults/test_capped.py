@@ -4,8 +4,8 @@ Alone: on a Lease that it took from a life that ended without a word an operator
 """
 
 import pytest
+from support.harness.service_life import harness_of, restart_as_of, run
 from support.kube.fault_plan import EveryWrite, Late, Reaction, Stale, Storm
-from support.worlds.service_life import restart_as_of, run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
@@ -21,8 +21,8 @@ PLANS = {
 
 @pytest.mark.parametrize("name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.full) for name in PLANS])
 def test_a_cap_holds_under(name, undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account, lease=False) as world:
-        outcome = run("capped", world, PLANS[name]())
+    with harness_of(place(), proxy, account, lease=False) as harness:
+        outcome = run("capped", harness, PLANS[name]())
     assert outcome.broken == []
     assert outcome.rests == undisturbed("capped").rests
 
@@ -30,8 +30,8 @@ def test_a_cap_holds_under(name, undisturbed, place, proxy, account):
 def test_a_cap_holds_over_a_restart_on_a_stale_view(undisturbed, place, proxy, account):
     """As of before anything was there: to the new process all seems free."""
     plan = Stale()
-    with world_of(place(), proxy, account, lease=False) as world:
-        early = world.real.kube.version()
-        outcome = run("capped", world, plan, during=lambda: restart_as_of(world, plan, early))
+    with harness_of(place(), proxy, account, lease=False) as harness:
+        early = harness.real.kube.version()
+        outcome = run("capped", harness, plan, during=lambda: restart_as_of(harness, plan, early))
     assert outcome.broken == []
     assert outcome.rests == undisturbed("capped").rests

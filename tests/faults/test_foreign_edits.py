@@ -5,8 +5,8 @@ import time
 
 import pytest
 from support.clients.foreign_editor import ForeignEditor
+from support.harness.service_life import harness_of, run
 from support.kube.fault_plan import Plan
-from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
@@ -19,23 +19,23 @@ WRITES_PER_EDIT = 3
     [(1, 30, 0.3), *(pytest.param(seed, 150, 2.0, marks=[pytest.mark.full, pytest.mark.timeout(1800)]) for seed in (2, 3))],
 )
 def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pause, undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account) as world:
-        editor, told = ForeignEditor(world.real, seed), []
+    with harness_of(place(), proxy, account) as harness:
+        editor, reported = ForeignEditor(harness.real, seed), []
 
         def foreign_edits():
             # The slower the machine, the more often what he wants to edit is not there again: then he tries more.
             for number in range(10 * edits):
                 if number >= edits and done(editor) > edits // 2:
                     break
-                told.append(editor.edit())
+                reported.append(editor.edit())
                 if number == edits // 2:
-                    world.real.edit(replicas=2)
+                    harness.real.edit(replicas=2)
                 time.sleep(pause)  # the fault itself: how long he keeps at it
 
         try:
-            outcome = run("grown", world, Plan(), during=foreign_edits)
+            outcome = run("grown", harness, Plan(), during=foreign_edits)
         finally:
-            print("\n".join(told))
+            print("\n".join(reported))
         writes = len(proxy.writes())
     # His own are the pods that his numbers and images brought or ended, the conditions that tell of them, and a write for each of his.
     ours = [
@@ -47,7 +47,7 @@ def test_foreign_edits_are_undone_in_the_end_and_not_fought_over(seed, edits, pa
     assert [line for line in outcome.broken if line.startswith("I8: Ready with")] == []
     assert outcome.deaths == 0
     assert done(editor) > edits // 2
-    assert writes <= WRITES_PER_EDIT * len(told) + 60
+    assert writes <= WRITES_PER_EDIT * len(reported) + 60
     for here, wanted in zip(outcome.rests, undisturbed("grown").rests, strict=True):
         assert {name: body for name, body in here.items() if body != wanted.get(name)} == {}
         assert here.keys() == wanted.keys()

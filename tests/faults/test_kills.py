@@ -8,10 +8,10 @@ A failure names its line: `pytest -m sweep tests/faults/test_kills.py --points S
 import statistics
 
 import pytest
+from support.harness.service_life import SCENARIOS, harness_of, run
 from support.judges.pacing import recoveries
 from support.kube.fault_plan import AtRequests, EveryWrite, Reaction
 from support.kube.kill_points import drawn, every, length, line_of, nth, points_of, shares, sliced, unplayed
-from support.worlds.service_life import SCENARIOS, run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep, pytest.mark.timeout(3 * 3600)]
 SEED, POINTS = 20261121, 24
@@ -31,9 +31,9 @@ class Sweep:
 
     def live(self, name, points):
         """One life; how many requests it had, and at how many of its points nobody was killed. None where it came to no rest."""
-        with world_of(self.place(), self.proxy, self.account, lease=name != "capped") as world:
+        with harness_of(self.place(), self.proxy, self.account, lease=name != "capped") as harness:
             try:
-                outcome = run(name, world, AtRequests({number: Reaction(act) for number, act in points}))
+                outcome = run(name, harness, AtRequests({number: Reaction(act) for number, act in points}))
             except AssertionError as error:
                 self.failed(f"--points {line_of(name, points)}\n    {error}")
                 return None
@@ -98,8 +98,8 @@ def test_a_killed_operator_goes_on_where_it_stopped(sweep, undisturbed, request)
 
 def test_an_operator_that_was_killed_over_a_write_makes_it_after_its_restart(undisturbed, place, proxy, account):
     """Every fourth write kills, the server never sees it; how many requests later it sees one is judged with the rest."""
-    with world_of(place(), proxy, account) as world:
-        outcome = run("grown", world, EveryWrite(4, Reaction("kill_before")))
+    with harness_of(place(), proxy, account) as harness:
+        outcome = run("grown", harness, EveryWrite(4, Reaction("kill_before")))
     owed = [found for found in recoveries(proxy.journal) if found.owed]
     report(owed)
     assert len(owed) >= 2

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.harness.service_life import harness_of, run
 from support.kube.fault_plan import Plan
 from support.kube.operator_process import OPERATOR
-from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep, pytest.mark.full]
 # Control groups of version 1, as the native dev cluster's.
@@ -35,8 +35,8 @@ def group(controller):
 def test_little_of_a_machine_makes_it_slow_and_nothing_else(controller, undisturbed, place, proxy, account):
     with group(controller) as tasks:
         program = ("sh", "-c", f'echo $$ > {tasks} && exec "$0" "$@"', OPERATOR)
-        with world_of(place(), proxy, account, program=program, lease=False) as world:
-            outcome = run("whole_life", world, Plan())
+        with harness_of(place(), proxy, account, program=program, lease=False) as harness:
+            outcome = run("whole_life", harness, Plan())
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("whole_life").rests
@@ -44,8 +44,8 @@ def test_little_of_a_machine_makes_it_slow_and_nothing_else(controller, undistur
 
 def test_few_file_descriptors_are_enough(undisturbed, place, proxy, account):
     program = ("prlimit", "--nofile=64", OPERATOR)
-    with world_of(place(), proxy, account, program=program, lease=False) as world:
-        outcome = run("whole_life", world, Plan())
+    with harness_of(place(), proxy, account, program=program, lease=False) as harness:
+        outcome = run("whole_life", harness, Plan())
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("whole_life").rests

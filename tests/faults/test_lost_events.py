@@ -1,8 +1,8 @@
 """A watch that goes on and swallows an event: what it did not tell is found by the next list."""
 
 import pytest
+from support.harness.service_life import harness_of, run
 from support.kube.fault_plan import AtLine
-from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
@@ -14,9 +14,9 @@ def test_an_edit_that_a_watch_loses_is_found_by_a_list(undisturbed, place, proxy
     def swallow():
         plan.at, plan.plural = 0, "inferenceservices"
 
-    with world_of(place(), proxy, account) as world:
-        outcome = run("grown", world, plan, during=swallow)
+    with harness_of(place(), proxy, account) as harness:
+        outcome = run("grown", harness, plan, during=swallow)
         assert plan.at == -1, "nothing was swallowed"
-        assert world.life.now.events("list_found_more")
+        assert harness.life.now.events("list_found_more")
     assert outcome.broken == []
     assert outcome.rests == undisturbed("grown").rests

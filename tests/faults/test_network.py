@@ -3,8 +3,8 @@
 import time
 
 import pytest
+from support.harness.service_life import harness_of, run
 from support.kube.fault_plan import Lossy, OneWay
-from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 # Which way, on a Lease or alone, and for how long.
@@ -18,15 +18,15 @@ IN_CI = ("back", False, 20)
 def test_what_was_on_the_wire_comes_late_and_changes_nothing(way, lease, seconds, undisturbed, place, proxy, account):
     """A write that its sender has given up arrives after what was done since; and one whose answer is unknown was made."""
     plan = OneWay(way)
-    with world_of(place(), proxy, account, lease=lease) as world:
+    with harness_of(place(), proxy, account, lease=lease) as harness:
 
         def cut():
-            world.real.edit(replicas=2)
+            harness.real.edit(replicas=2)
             plan.cut = True
             time.sleep(seconds)  # the fault itself
             plan.cut = False
 
-        outcome = run("grown", world, plan, during=cut)
+        outcome = run("grown", harness, plan, during=cut)
     assert outcome.broken == []
     # A leader ends when it cannot renew; what waits for its first answer then, waits.
     assert outcome.deaths <= lease
@@ -36,7 +36,7 @@ def test_what_was_on_the_wire_comes_late_and_changes_nothing(way, lease, seconds
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_network_that_loses_a_tenth_of_all_makes_it_slow_and_nothing_else(seed, undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account) as world:
-        outcome = run("whole_life", world, Lossy(seed, 0.1))
+    with harness_of(place(), proxy, account) as harness:
+        outcome = run("whole_life", harness, Lossy(seed, 0.1))
     assert outcome.broken == []
     assert outcome.rests == undisturbed("whole_life").rests

@@ -3,10 +3,10 @@
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
+from support.harness.service_life import harness_of, run
 from support.judges.pacing import stirred
 from support.kube.client import eventually
 from support.kube.fault_plan import Plan
-from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 RESTARTS, ALL_RESTARTS = 5, 20
@@ -16,21 +16,21 @@ RUNS = f"{OPERATOR_RECONCILES.name}_total"
 def test_restarts_at_rest_ask_for_no_write(undisturbed, place, proxy, account, request):
     """On a Lease, as installed. Each life is killed once it has looked at the service by an event and by a resync."""
     times = ALL_RESTARTS if request.config.getoption("--all") else RESTARTS
-    with world_of(place(), proxy, account) as world:
+    with harness_of(place(), proxy, account) as harness:
 
         def restart(number):
-            world.life.kill()
-            eventually(lambda: world.life.deaths == number and world.life.now.counted(RUNS) >= 2, f"life {number} has looked twice")
+            harness.life.kill()
+            eventually(lambda: harness.life.deaths == number and harness.life.now.counted(RUNS) >= 2, f"life {number} has looked twice")
 
         def restarts():
             restart(1)  # does what the life before, which was not at its end, may have left undone
-            before, begun = versions(world.real), len(proxy.journal)
+            before, begun = versions(harness.real), len(proxy.journal)
             for number in range(2, times + 2):
                 restart(number)
             assert list(stirred(proxy.journal[begun:])) == []
-            assert versions(world.real) == before
+            assert versions(harness.real) == before
 
-        outcome = run("grown", world, Plan(), during=restarts)
+        outcome = run("grown", harness, Plan(), during=restarts)
     assert outcome.broken == []
     assert outcome.deaths == times + 1
     assert outcome.rests == undisturbed("grown").rests

@@ -3,11 +3,11 @@ there yet and tells it nothing until it is. Nobody may stay blind, and what the 
 
 import pytest
 from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
+from support.harness.service_life import PROFILE, harness_of, judged, leave
 from support.kube.control_plane import copied, restore
 from support.kube.fault_plan import Plan
 from support.kube.namespace import NAMESPACES
 from support.kube.recorded import Recorder
-from support.worlds.service_life import PROFILE, judged, leave, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 # Writes that the copy does not have. Without them its versions would have caught up with the watches' in seconds, and nobody be blind.
@@ -18,26 +18,26 @@ AGE = 400
 def test_after_a_restore_the_service_is_what_its_restored_spec_says_and_follows_its_user_again(
     lease, cluster, kube, undisturbed, place, proxy, account, tmp_path
 ):
-    with world_of(place(), proxy, account, lease=lease) as world:
+    with harness_of(place(), proxy, account, lease=lease) as harness:
         proxy.begin(Plan())
-        world.real.apply(replicas=1, **PROFILE)
-        world.rest(1)
+        harness.real.apply(replicas=1, **PROFILE)
+        harness.rest(1)
         copy = copied(cluster, tmp_path)
-        world.real.edit(replicas=2, engine={"maxModelLen": 128})
-        world.rest(2)
+        harness.real.edit(replicas=2, engine={"maxModelLen": 128})
+        harness.rest(2)
         for number in range(AGE):
-            kube.merge(NAMESPACES, "", world.real.namespace, {"metadata": {"annotations": {"age": str(number)}}})
+            kube.merge(NAMESPACES, "", harness.real.namespace, {"metadata": {"annotations": {"age": str(number)}}})
         late = int(kube.version())
         restore(cluster, kube, copy)
         assert int(kube.version()) < late
         proxy.begin(Plan())
         asked = len(kube.asked)
-        world.outcome.rests.clear()
-        with Recorder(kube, world.real.namespace, (SERVICES, PODS, *CHILD_RESOURCES)) as recorder:
-            world.rest(1, hold=True)
-            world.real.edit(replicas=2)
-            world.rest(2, hold=True)
-            leave(world)
+        harness.outcome.rests.clear()
+        with Recorder(kube, harness.real.namespace, (SERVICES, PODS, *CHILD_RESOURCES)) as recorder:
+            harness.rest(1, hold=True)
+            harness.real.edit(replicas=2)
+            harness.rest(2, hold=True)
+            leave(harness)
         assert judged(recorder.ordered(), proxy.journal, kube.asked[asked:]) == []
-        assert world.life.deaths <= lease
-    assert world.outcome.rests == undisturbed("grown").rests
+        assert harness.life.deaths <= lease
+    assert harness.outcome.rests == undisturbed("grown").rests

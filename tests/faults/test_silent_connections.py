@@ -5,10 +5,10 @@ import time
 
 import pytest
 from pagoda_contracts.names import PATH_LIVE, PATH_READY
+from support.harness.service_life import harness_of, run
 from support.kube.client import eventually
 from support.kube.fault_plan import Plan, Silent, SilentKind, Slow
 from support.kube.operator_under_test import under_test
-from support.worlds.service_life import run, world_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 # The issue's bound, and what the machine may take longer; where only its patience is a part of what it is, seconds judge nothing.
@@ -17,18 +17,18 @@ RED_S, SLACK_S, PATIENCE_S = 180, 60, 300
 
 def test_a_leader_on_silent_connections_ends_and_waits_for_an_answer_after_its_restart(undisturbed, place, proxy, account):
     plan = Silent()
-    with world_of(place(), proxy, account) as world:
+    with harness_of(place(), proxy, account) as harness:
 
         def silence():
             plan.silent = True
             proxy.mute_watches()
-            world.real.edit(replicas=2)
-            eventually(lambda: world.life.deaths, "the end of a leader that cannot renew")
-            eventually(lambda: world.life.probe(PATH_READY) == 503, "the next one says that it does no work")
-            assert world.life.probe(PATH_LIVE) == 200  # a restart would not bring the API server back
+            harness.real.edit(replicas=2)
+            eventually(lambda: harness.life.deaths, "the end of a leader that cannot renew")
+            eventually(lambda: harness.life.probe(PATH_READY) == 503, "the next one says that it does no work")
+            assert harness.life.probe(PATH_LIVE) == 200  # a restart would not bring the API server back
             plan.silent = False
 
-        outcome = run("grown", world, plan, during=silence)
+        outcome = run("grown", harness, plan, during=silence)
     assert outcome.broken == []
     assert outcome.deaths == 1
     assert outcome.rests == undisturbed("grown").rests
@@ -36,16 +36,16 @@ def test_a_leader_on_silent_connections_ends_and_waits_for_an_answer_after_its_r
 
 def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, account):
     """Its patience is a tenth of what it is: 7 s."""
-    with world_of(place(), proxy, account, program=under_test(haste=10)) as world:
+    with harness_of(place(), proxy, account, program=under_test(haste=10)) as harness:
 
         def silence():
             since = time.monotonic()
             before = proxy.watched(0)
             proxy.mute_watches()
-            world.real.edit(replicas=2)
+            harness.real.edit(replicas=2)
             eventually(lambda: proxy.watched(since) >= before, "every watch anew")
 
-        outcome = run("grown", world, Plan(), during=silence)
+        outcome = run("grown", harness, Plan(), during=silence)
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("grown").rests
@@ -55,19 +55,19 @@ def test_watches_that_fell_silent_are_begun_anew(undisturbed, place, proxy, acco
 def test_an_operator_with_silent_watches_fails_its_liveness_probe(haste, undisturbed, place, proxy, account):
     """It holds its Lease and works by its resyncs: the zombie that looks alive. The test does what a kubelet does with a red probe."""
     plan = Silent(watches_only=True)
-    with world_of(place(), proxy, account, program=under_test(haste=haste)) as world:
+    with harness_of(place(), proxy, account, program=under_test(haste=haste)) as harness:
 
         def silence():
-            eventually(lambda: world.life.probe(PATH_LIVE) == 200, "it is alive")
+            eventually(lambda: harness.life.probe(PATH_LIVE) == 200, "it is alive")
             plan.silent = True
             proxy.mute_watches()
             since = time.monotonic()
-            eventually(lambda: world.life.probe(PATH_LIVE) == 503, "it says so", seconds=RED_S + SLACK_S if haste == 1 else PATIENCE_S)
+            eventually(lambda: harness.life.probe(PATH_LIVE) == 503, "it says so", seconds=RED_S + SLACK_S if haste == 1 else PATIENCE_S)
             print(f"red after {time.monotonic() - since:.0f} s, patience divided by {haste}")
             plan.silent = False
-            world.life.kill()
+            harness.life.kill()
 
-        outcome = run("grown", world, plan, during=silence)
+        outcome = run("grown", harness, plan, during=silence)
     assert outcome.broken == []
     assert outcome.deaths == 1
     assert outcome.rests == undisturbed("grown").rests
@@ -77,25 +77,25 @@ def test_an_operator_with_silent_watches_fails_its_liveness_probe(haste, undistu
 def test_what_a_silent_watch_misses_is_found_by_lists(plural, undisturbed, place, proxy, account):
     """What an API server does whose store was restored. Lists are as frequent here as the resync."""
     plan = SilentKind(plural)
-    with world_of(place(), proxy, account, program=under_test(haste=10)) as world:
+    with harness_of(place(), proxy, account, program=under_test(haste=10)) as harness:
 
         def silent_watch():
             plan.silent = True
             since = time.monotonic()
-            world.real.edit(replicas=2)
+            harness.real.edit(replicas=2)
             eventually(lambda: plural in proxy.watched(since), "its watch is begun anew")
-            eventually(lambda: world.real.service()["status"].get("readyReplicas") == 2, "the edit is found")
+            eventually(lambda: harness.real.service()["status"].get("readyReplicas") == 2, "the edit is found")
             plan.silent = False
 
-        outcome = run("grown", world, plan, during=silent_watch)
+        outcome = run("grown", harness, plan, during=silent_watch)
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("grown").rests
 
 
 def test_a_slow_network_makes_it_slow_and_nothing_else(undisturbed, place, proxy, account):
-    with world_of(place(), proxy, account) as world:
-        outcome = run("grown", world, Slow(0.3))
+    with harness_of(place(), proxy, account) as harness:
+        outcome = run("grown", harness, Slow(0.3))
     assert outcome.broken == []
     assert outcome.deaths == 0
     assert outcome.rests == undisturbed("grown").rests

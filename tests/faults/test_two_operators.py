@@ -4,10 +4,10 @@ import signal
 
 import pytest
 from pagoda_contracts.names import LEASE_OPERATOR
+from support.harness.service_life import Rivals, living, run
 from support.kube.client import eventually
 from support.kube.fault_plan import Held, Plan
 from support.kube.operator_process import LEASES, NAMESPACE
-from support.worlds.service_life import Rivals, living, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 NAMES = ("first", "second")
@@ -17,8 +17,8 @@ NAMES = ("first", "second")
 def pair(kube, accounts, place, proxy, undisturbed):
     undisturbed("grown")  # before the two are there
     kube.delete(LEASES, NAMESPACE, LEASE_OPERATOR)
-    with living(place(), proxy, Rivals(accounts, NAMES)) as world:
-        yield world
+    with living(place(), proxy, Rivals(accounts, NAMES)) as harness:
+        yield harness
     kube.delete(LEASES, NAMESPACE, LEASE_OPERATOR)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.clients.streams import Load
-from support.worlds import zero_loss_events as events
-from support.worlds.zero_loss import Row, api_server, zero_loss
+from support.harness import zero_loss_events as events
+from support.harness.zero_loss import Row, api_server, zero_loss
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
 

@@ -136,6 +136,20 @@ def test_words_that_cross_processes_are_written_once(word):
     assert holders == ["contracts/pagoda_contracts/names.py"]
 
 
+@pytest.mark.parametrize(
+    ("word", "most"),
+    [
+        pytest.param("top_n_sigma", 4, id="a sampling parameter"),
+        pytest.param("WAITING_FOR_CAPACITY", 2, id="a reason of Ready"),
+        pytest.param("kv_headroom", 1, id="a scorer"),
+    ],
+)
+def test_what_is_often_added_is_added_in_few_files(word, most):
+    """Files that a person writes: docs, tests and generated code apart."""
+    written = [path for path in sources() if "bench" not in path.relative_to(ROOT).parts] + [*(ROOT / "contracts/proto").rglob("*.proto")]
+    assert 1 <= len([path for path in written if word in path.read_text()]) <= most
+
+
 @cache
 def strings(path: Path) -> list[str]:
     """String constants other than docstrings: prose may name a word, code may not retype it."""

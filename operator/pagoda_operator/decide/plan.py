@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR
-from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Placement, Undecided
+from pagoda_operator.api.placement import Placement, Resolved, Undecided
 from pagoda_operator.api.pods import Order
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.children import Where, converge, isolate, pin, rescaled, retire, running, wanted
@@ -24,6 +24,7 @@ from pagoda_operator.decide.placement.question import ask
 from pagoda_operator.decide.render import inspection
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, identify
 from pagoda_operator.decide.render.writes import Create, Write
+from pagoda_operator.decide.replicas.drain import DrainState
 from pagoda_operator.decide.replicas.replicas import current_state, old_states, steps
 from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
@@ -38,8 +39,6 @@ class Plan:
     writes: tuple[Write, ...] = ()
     problem: SpecProblem | None = None
     current: Revision | None = None
-    # The current revision's pod template, whether this plan makes a replica or not.
-    template: Manifest | None = None
     # The Deployments of old revisions.
     retiring: tuple[str, ...] = ()
     placement: Placement | None = None
@@ -56,6 +55,8 @@ class Plan:
     # Orders to daemons, given after the writes; names of the pods that drain.
     orders: tuple[Order, ...] = ()
     leaving: tuple[str, ...] = ()
+    # What the drains were decided from: an answer of a daemon decides the next step.
+    drains: tuple[DrainState, ...] = ()
     health: Health = field(default_factory=Health)
     rollout: Rollout | None = None
 
@@ -91,7 +92,7 @@ def _succeeding(observed: Observed, draft: Plan, health: Health) -> Plan:
     toward = steps(observed, targets, succeeded, health.order)
     numbers = (write for child in running(observed) for write in rescaled(observed, owner_of(observed), child, toward))
     writes = (*draft.writes, *toward.annotate, *numbers)
-    return replace(draft, orders=toward.orders, leaving=toward.leaving, writes=writes, health=health)
+    return replace(draft, orders=toward.orders, leaving=toward.leaving, drains=toward.drains, writes=writes, health=health)
 
 
 def _converging(observed: Observed, health: Health) -> Plan:
@@ -103,10 +104,30 @@ def _converging(observed: Observed, health: Health) -> Plan:
     placement = place(ask(observed, spec))
     if placement.undecided is not None or placement.entry is None:
         return _unplaced(observed, spec, placement)
-    # On CPU, with one entry, nothing was chosen.
-    chosen = len(spec.accelerators) > 1 or bool(placement.resolved.identity or placement.resolved.resource)
-    where = Where(placement.entry, placement.resolved, placement.resolved.written(alternatives(spec)) if chosen else "")
+    where = _where(spec, placement.entry, placement.resolved)
     return replace(_plan(observed, spec, where, health), placement=placement, again_at=placement.again_at)
+
+
+def _where(spec: InferenceServiceSpec, entry: Accelerator, resolved: Resolved) -> Where:
+    # On CPU, with one entry, nothing was chosen.
+    chosen = len(spec.accelerators) > 1 or bool(resolved.identity or resolved.resource)
+    return Where(entry, resolved, resolved.written(alternatives(spec)) if chosen else "")
+
+
+def template_of(observed: Observed) -> tuple[Revision, Manifest] | None:
+    """The revision that the spec asks for and its pod template, whatever quotas allow; None if it cannot be placed or rendered."""
+    spec = observed.spec
+    if spec is None or refused(spec.scaling):
+        return None
+    placement = place(ask(observed, spec))
+    if placement.undecided is not None or placement.entry is None:
+        return None
+    current = identify(observed.meta.name, spec, placement.entry, placement.resolved.identity)
+    try:
+        pinned = pin(observed, owner_of(observed), current, _where(spec, placement.entry, placement.resolved))
+    except SpecProblem:
+        return None
+    return current, pinned.data["podTemplate"]
 
 
 def _unplaced(observed: Observed, spec: InferenceServiceSpec, placement: Placement) -> Plan:
@@ -148,8 +169,8 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         *inspection.tidy(observed),
         *trial.steps(observed, attempt if step.tries else None),
     )
-    draft = Plan(writes, None, current, pinned.data["podTemplate"], retiring, rollout=step, health=health)
-    return _without_conflicts(observed, replace(draft, orders=toward.orders, leaving=toward.leaving))
+    draft = Plan(writes, None, current, retiring, rollout=step, health=health)
+    return _without_conflicts(observed, replace(draft, orders=toward.orders, leaving=toward.leaving, drains=toward.drains))
 
 
 def _rollout_state(observed: Observed, spec: InferenceServiceSpec, current: Revision, where: Where) -> RolloutState:

@@ -18,6 +18,7 @@ from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed, Reader
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.quota import Age, Ledger, Quota, of_namespace
+from pagoda_operator.decide.render.children import Manifest, Revision
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 from pagoda_operator.watch.kept import key_of
 
@@ -100,16 +101,16 @@ class Quotas:
                     self.ledger.settle(key, found, age, 0.0)
             self._full, self._sure = True, settled
 
-    def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
-        """What the current revision may have. A first plan without quotas shows which devices a replica needs, even if it makes no replica
-        yet."""
+    def offer(self, key: Key, observed: Observed, rendered: Callable[[Observed], tuple[Revision, Manifest] | None]) -> Grant | None:
+        """What the current revision may have. Its pod template, as it would be without quotas, shows which devices a replica needs."""
         quotas = of_namespace(self.quotas(), key.namespace)
-        draft = planned(observed) if quotas else Plan()
-        if draft.current is None or draft.template is None:
+        found = rendered(observed) if quotas else None
+        if found is None:
             return None
-        name, template = draft.current.name, draft.template
-        need = next((one.need for one in observed.holdings if one.name == name), devices_of(template["metadata"], template["spec"]))
-        return self.ledger.offer(key, observed.holdings, name, need, quotas)
+        revision, template = found
+        held = (one.need for one in observed.holdings if one.name == revision.name)
+        need = next(held, None) or devices_of(template["metadata"], template["spec"])
+        return self.ledger.offer(key, observed.holdings, revision.name, need, quotas)
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
         """Deployments whose unhealthy replicas get no successor, and why: there is no room, or growth is paused."""

@@ -11,6 +11,7 @@ from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.client.daemons import Daemons
 from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.plan import Plan
+from pagoda_operator.decide.render.children import Manifest, Revision
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run.events import Recorder
@@ -33,8 +34,8 @@ class Quotas(Protocol):
     async def gone(self, key: Key) -> bool:
         """Books that the service was deleted; returns whether it is still charged for anything."""
 
-    def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
-        """What the current revision may have, as a first plan shows it; None if no quota caps what it needs."""
+    def offer(self, key: Key, observed: Observed, rendered: Callable[[Observed], tuple[Revision, Manifest] | None]) -> Grant | None:
+        """What the current revision may have, by its pod template; None if no quota caps what it needs."""
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
         """Deployments for which there is no room for a successor of an unhealthy replica, and the quota that has none."""

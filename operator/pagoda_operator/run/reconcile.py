@@ -1,8 +1,8 @@
 """One run for one service: observe → decide → admit (quota) → apply → status, each once. Called by the queue, the same for all triggers.
 
-A run is planned from the caches. If it asks for nothing, it sends no request. Before it makes or removes an object, or frees devices, it
-verifies the service by quorum reads and plans once more. Every other write names the version that was observed, and ends in a Conflict if
-there is a newer one.
+A run is planned from the caches, and only once. If it asks for nothing, it sends no request. Before it makes or removes an object it
+reads the service by quorum reads. If these show what was observed, the plan is carried out. If not, the run ends, and the next one reads
+before it plans. Every other write names the version that was observed, and ends in a Conflict if there is a newer one.
 
 This is the one place that maps errors to conditions. A write that the API server refuses stalls the service. One that it denies is reported
 and retried. Every other error goes to the queue, which retries.
@@ -22,8 +22,9 @@ from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
 from pagoda_operator.api.pods import Answer
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
-from pagoda_operator.decide.plan import Plan, owner_of, plan
-from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
+from pagoda_operator.decide.plan import Plan, owner_of, plan, template_of
+from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
+from pagoda_operator.decide.replicas.drain import answered
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import digest
@@ -32,7 +33,7 @@ from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import OWN
-from pagoda_operator.watch.observe import observe, profile_name, strangers
+from pagoda_operator.watch.observe import Name, named, observe, profile_name
 
 # Seconds to the next run: after a write, and while something that was removed still exists.
 _AT_ONCE: Final = 0.0
@@ -56,6 +57,10 @@ class Reconciler:
         self._answers: dict[Key, dict[str, Answer]] = {}
         # What each service's last run wrote, and how many runs in a row wrote exactly that.
         self._repeats: dict[Key, tuple[list[str], int]] = {}
+        # Services of which the caches were outdated: the next run reads before it plans.
+        self._outdated: set[Key] = set()
+        # Objects without our label that have a name which a service needs, and the generation that needs it.
+        self._in_the_way: dict[Key, tuple[int, frozenset[Name]]] = {}
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
@@ -67,40 +72,53 @@ class Reconciler:
         try:
             return await self._run(key)
         except Conflict:
-            await self._verify(key, OWN)  # the caches were outdated
+            self._outdated.add(key)
             raise
 
     async def _run(self, key: Key) -> Outcome:
-        if (seen := await self._planned(key)) is None:
-            return await self._forget(key)
-        if self._to_verify(*seen):
+        if verified := key in self._outdated:
             await self._verify(key, OWN)
-            # Even if the reads changed nothing, since a watch may have been faster. Once, since starting pods change all the time.
-            if (seen := await self._planned(key)) is None:
-                return await self._forget(key)
-        observed, draft = seen
+            self._outdated.discard(key)
+        seen = await self._see(key)
+        if seen is None:
+            return await self._forget(key)
+        observed = await self._complete(key, seen)
+        draft = plan(observed)
+        # Once: starting pods change all the time.
+        if not verified and self._to_verify(observed, draft) and await self._was_outdated(key, seen):
+            return Outcome(again=_AT_ONCE)
         if not observed.raw_status and await self._write_status(observed, draft):
             return Outcome(again=_AT_ONCE)  # before anything is made: kstatus takes a missing status for success
-        return await self._apply_plan(key, *await self._admitted(key, observed, draft))
+        if await self._finds_names_taken(key, observed, draft):
+            return Outcome(again=_AT_ONCE)
+        return await self._apply_plan(key, observed, self._dependencies.quota.admit(key, observed, draft))
 
-    async def _planned(self, key: Key) -> tuple[Observed, Plan] | None:
-        observed = await self._observe(key)
-        return None if observed is None else (observed, plan(observed))
+    async def _see(self, key: Key) -> Observed | None:
+        """The service and its objects. Devices are charged and freed by quorum reads only."""
+        seen = await observe(self._dependencies.caches, key)
+        if seen is None or self._dependencies.quota.booked(key, seen):
+            return seen
+        await self._verify(key, _HOLDINGS)
+        return await observe(self._dependencies.caches, key)
 
-    async def _observe(self, key: Key) -> Observed | None:
-        """The service and all that this process knows of it, in this order: each step uses what the ones before it found."""
+    async def _complete(self, key: Key, seen: Observed) -> Observed:
+        """What was seen, with all else that this process knows, in this order: each step uses what the ones before it found."""
         quota, scaling = self._dependencies.quota, self._dependencies.scaling
-        observed = await observe(self._dependencies.caches, key)
-        if observed is not None and not quota.booked(key, observed):
-            await self._verify(key, _HOLDINGS)
-            observed = await observe(self._dependencies.caches, key)
-        if observed is None:
-            return None
-        observed = self._with_parts(key, observed)
+        observed = self._with_parts(key, await self._with_taken_names(key, seen))
         await quota.settle(key, observed)
         # Before scaling, which asks for no more than the quota grants. What a replica needs may depend on how many there will be.
-        grant = quota.offer(key, observed, lambda seen: plan(scaling.foresee(key, seen)))
+        grant = quota.offer(key, observed, lambda seen: template_of(scaling.foresee(key, seen)))
         return await scaling.complete(key, replace(observed, quota=grant, full=quota.full(key, observed)))
+
+    async def _with_taken_names(self, key: Key, seen: Observed) -> Observed:
+        """With the objects that the last run found in its way, as far as they exist. The caches hold none without our label."""
+        generation, names = self._in_the_way.pop(key, (0, frozenset()))
+        if generation != seen.meta.generation or not (found := await named(self._cluster, key, names)):
+            return seen
+        self._in_the_way[key] = generation, frozenset((child.resource, child.name) for child in found)
+        own = tuple(child for child in found if child.belongs_to(seen.meta.uid))
+        others = tuple(child for child in found if child not in own)
+        return replace(seen, children=seen.children + own, strangers=seen.strangers + others)
 
     def _with_parts(self, key: Key, observed: Observed) -> Observed:
         """With the time, the reports of gateways and daemons, the names that other services own, and the devices. A service on CPU alone
@@ -128,20 +146,27 @@ class Reconciler:
         wrong = draft.problem is not None or draft.undecided is not None
         return wrong and self._status(observed, draft) != observed.raw_status
 
+    async def _was_outdated(self, key: Key, seen: Observed) -> bool:
+        """Whether quorum reads show something else than what was seen. A watch may be faster than the reads."""
+        await self._verify(key, OWN)
+        if await observe(self._dependencies.caches, key) == seen:
+            return False
+        self._outdated.add(key)
+        return True
+
+    async def _finds_names_taken(self, key: Key, observed: Observed, draft: Plan) -> bool:
+        """Whether objects without our label have names that the plan would create. The next run observes them, too."""
+        found = await named(self._cluster, key, ((write.resource, write.name) for write in draft.writes if isinstance(write, Create)))
+        if not found:
+            return False
+        self._in_the_way[key] = observed.meta.generation, frozenset((child.resource, child.name) for child in found)
+        return True
+
     async def _verify(self, key: Key, kinds: Iterable[Resource]) -> None:
         """Reads these kinds of a service's objects into the caches by quorum reads."""
         caches = self._dependencies.caches
         profile = profile_name(await caches.get(SERVICES, *key) or {})
         await asyncio.gather(*(caches.verify(self._cluster, resource, key, profile) for resource in kinds))
-
-    async def _admitted(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
-        """The plan as far as the quota has room for it, and without names that belong to objects of others."""
-        if in_the_way := await strangers(self._cluster, key, draft):
-            own = tuple(child for child in in_the_way if child.belongs_to(observed.meta.uid))
-            others = tuple(child for child in in_the_way if child not in own)
-            observed = replace(observed, children=observed.children + own, strangers=observed.strangers + others)
-            draft = plan(observed)
-        return observed, self._dependencies.quota.admit(key, observed, draft)
 
     async def _apply_plan(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """Does what a plan asks for, and comes back when scaling can decide otherwise by time alone, if that is before the resync."""
@@ -156,6 +181,8 @@ class Reconciler:
         self._repeats.pop(key, None)
         self._dependencies.events.forget(key)
         self._answers.pop(key, None)
+        self._outdated.discard(key)
+        self._in_the_way.pop(key, None)
         self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
@@ -180,7 +207,7 @@ class Reconciler:
             raise
         news = await self._give_orders(key, observed, draft)
         if news and not draft.writes:
-            observed, draft = await self._released(key, observed, draft)
+            draft = await self._released(key, draft)
         wrote = await self._write_status(observed, draft)
         writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([wrote] if wrote else [])
         if not writes:
@@ -190,15 +217,12 @@ class Reconciler:
         self._check_converging(key, writes)
         return Outcome(again=_AT_ONCE)
 
-    async def _released(self, key: Key, observed: Observed, draft: Plan) -> tuple[Observed, Plan]:
+    async def _released(self, key: Key, draft: Plan) -> Plan:
         """If an answer that just came allows a replica to be removed, it is marked in this run. A separate run with its own status was half
         of the time that a scale-down took."""
-        answered = replace(observed, answers=self._answers[key])
-        further = plan(answered)
-        if not further.writes or any(not isinstance(write, Annotate) or write.resource != PODS for write in further.writes):
-            return observed, draft
-        await apply(self._cluster, further.writes)
-        return answered, replace(further, over_quota=draft.over_quota)
+        marks = answered(draft.drains, self._answers[key])
+        await apply(self._cluster, marks)
+        return replace(draft, writes=marks)
 
     async def _have_keys(self, observed: Observed, draft: Plan) -> None:
         """Makes the token keys before a replica that mounts them, since kubelet retries a missing volume only after minutes. Without them

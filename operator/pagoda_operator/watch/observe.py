@@ -17,12 +17,24 @@ from pydantic import ValidationError
 
 from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.quota import holdings
-from pagoda_operator.api.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, PROFILES, SERVICES, Child, Json, Key, Observed, Reader, explain
-from pagoda_operator.decide.plan import Plan
+from pagoda_operator.api.state import (
+    CHILD_RESOURCES,
+    DEPLOYMENTS,
+    PODS,
+    PROFILES,
+    SERVICES,
+    Child,
+    Json,
+    Key,
+    Observed,
+    Reader,
+    Resource,
+    explain,
+)
 from pagoda_operator.decide.render.children import inspector_uid
-from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.inventory.values import unix
 
+Name = tuple[Resource, str]
 # A service has three or four stamps at a time; a cache that is late may show the ones before.
 _STAMPS: Final = 8
 
@@ -50,9 +62,9 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
     )
 
 
-async def strangers(reader: Reader, key: Key, draft: Plan) -> tuple[Child, ...]:
-    """Returns the objects without our label that have a name which the plan would create."""
-    wanted = [(step.resource, step.name) for step in draft.writes if isinstance(step, Create)]
+async def named(reader: Reader, key: Key, names: Iterable[Name]) -> tuple[Child, ...]:
+    """Returns the objects that have these names in the service's namespace."""
+    wanted = tuple(names)
     found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
     return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
 

@@ -51,7 +51,7 @@ def kube(cluster):
 
 
 @pytest.fixture
-def world(cluster, kube):
+def harness(cluster, kube):
     """A place for a service; its namespace is made once the CRDs are there."""
     node = NodeWithoutKubelet(kube)
     node.register()
@@ -74,13 +74,13 @@ def install(helm, cluster, *options):
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=300s")
 
 
-def serving(world, account):
+def serving(harness, account):
     """The service serves and its operator is gone again: what happens now happens to a running service alone."""
     with running_operator(account, "--resync", "1s"):
-        world.prepare()
-        world.apply()
-        world.serve()
-        world.told(Ready="Available", Reconciling="Settled")
+        harness.prepare()
+        harness.apply()
+        harness.serve()
+        harness.reported(Ready="Available", Reconciling="Settled")
 
 
 def looked(operator):
@@ -88,11 +88,11 @@ def looked(operator):
     eventually(lambda: operator.counted(RUNS) >= 5, "five runs")
 
 
-def alive(world):
+def alive(harness):
     """The service and all that serves it: uids, and what the pods are made from."""
     found = {}
     for resource in (SERVICES, DEPLOYMENTS, CONTROLLER_REVISIONS, CONFIG_MAPS, PODS):
-        for body in world.kube.list(resource, world.namespace, LABEL_SERVICE if resource != SERVICES else ""):
+        for body in harness.kube.list(resource, harness.namespace, LABEL_SERVICE if resource != SERVICES else ""):
             content = body.get("data") or body["spec"].get("template")
             found[resource.kind, body["metadata"]["name"]] = (body["metadata"]["uid"], content)
     return found
@@ -102,20 +102,20 @@ def crds(kube):
     return sorted(body["metadata"]["name"] for body in kube.list(CRDS, "") if body["spec"]["group"] == GROUP)
 
 
-def collected(world):
+def collected(harness):
     """Waits until the garbage collector knows the kind: it looks for new ones every 30 s, and what it never knew it never misses."""
-    owner = world.kube.create(SERVICES, world.namespace, service_body("known", world.namespace))
+    owner = harness.kube.create(SERVICES, harness.namespace, service_body("known", harness.namespace))
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": "known", "uid": owner["metadata"]["uid"]}
     head = {"name": "known", "ownerReferences": [reference]}
-    world.kube.create(CONFIG_MAPS, world.namespace, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head})
-    world.kube.delete(SERVICES, world.namespace, "known")
-    eventually(lambda: world.kube.get(CONFIG_MAPS, world.namespace, "known") is None, "the garbage collector knows services")
+    harness.kube.create(CONFIG_MAPS, harness.namespace, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head})
+    harness.kube.delete(SERVICES, harness.namespace, "known")
+    eventually(lambda: harness.kube.get(CONFIG_MAPS, harness.namespace, "known") is None, "the garbage collector knows services")
 
 
-def gone(world):
+def gone(harness):
     """Whether nothing of any service is left in any namespace."""
-    world.end_pods()
-    return not any(world.kube.list(resource, "", LABEL_SERVICE) for resource in (*CHILD_RESOURCES, REPLICA_SETS, PODS))
+    harness.end_pods()
+    return not any(harness.kube.list(resource, "", LABEL_SERVICE) for resource in (*CHILD_RESOURCES, REPLICA_SETS, PODS))
 
 
 def led(kube):
@@ -138,66 +138,66 @@ def knows(kube, word):
     return word in version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
 
 
-def test_from_the_chart_before_to_this_one_and_back_a_service_serves_on(cluster, kube, helm, world, tmp_path):
+def test_from_the_chart_before_to_this_one_and_back_a_service_serves_on(cluster, kube, helm, harness, tmp_path):
     helm("install", str(BEFORE), "--create-namespace")
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=300s")
     helm("upgrade", str(CHART))
     eventually(lambda: knows(kube, "readyExpectedAt"), "the new CRDs")
-    serving(world, kubeconfig(kube, tmp_path))
-    before = alive(world)
+    serving(harness, kubeconfig(kube, tmp_path))
+    before = alive(harness)
     assert len(before) == 5
     helm("rollback", "1")
     eventually(lambda: not knows(kube, "readyExpectedAt"), "the CRDs before")
-    assert alive(world) == before
+    assert alive(harness) == before
     helm("upgrade", str(CHART), "--set", "gateway.replicas=3")
-    assert alive(world) == before
+    assert alive(harness) == before
     assert (kube.get(DEPLOYMENTS, NAMESPACE, f"{RELEASE}-gateway") or {})["spec"]["replicas"] == 3
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
         looked(operator)
-        world.told(Ready="Available", Reconciling="Settled")
+        harness.reported(Ready="Available", Reconciling="Settled")
         assert operator.events("reconcile_bug") == []
-    assert alive(world) == before
+    assert alive(harness) == before
     asked = cluster.audit(user=USER, verbs="all")
     assert [e for e in asked if e.get("responseStatus", {}).get("code") == 403] == []  # a watch that was cut off has none
 
 
-def test_uninstalled_it_leaves_crds_and_services_and_takes_them_along_only_where_asked(cluster, kube, helm, world, tmp_path):
+def test_uninstalled_it_leaves_crds_and_services_and_takes_them_along_only_where_asked(cluster, kube, helm, harness, tmp_path):
     install(helm, cluster)
-    serving(world, kubeconfig(kube, tmp_path))
-    before = alive(world)
+    serving(harness, kubeconfig(kube, tmp_path))
+    before = alive(harness)
     led(kube)
     helm("uninstall")
     assert kube.get(LEASES, NAMESPACE, LEASE_OPERATOR), "its count outlasts the release as long as replicas know it"
     assert [role["metadata"]["name"] for role in kube.list(ROLES, "") if role["metadata"]["name"].startswith(RELEASE)] == []
-    assert (len(crds(kube)), alive(world)) == (4, before)
+    assert (len(crds(kube)), alive(harness)) == (4, before)
     install(helm, cluster)
-    assert alive(world) == before
+    assert alive(harness) == before
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
         looked(operator)
-        world.told(Ready="Available", Reconciling="Settled")
-    assert alive(world) == before
-    collected(world)
+        harness.reported(Ready="Available", Reconciling="Settled")
+    assert alive(harness) == before
+    collected(harness)
     helm("upgrade", str(CHART), "--set", "crds.keep=false")
     helm("uninstall")
     eventually(lambda: crds(kube) == [], "the CRDs go")
-    eventually(lambda: gone(world), "and with them all services and replicas")
+    eventually(lambda: gone(harness), "and with them all services and replicas")
     eventually(lambda: left(kube) == [], "nothing left in the operator's namespace")
 
 
-def test_a_deleted_namespace_and_a_deleted_service_leave_nothing_behind(cluster, kube, helm, world, tmp_path):
+def test_a_deleted_namespace_and_a_deleted_service_leave_nothing_behind(cluster, kube, helm, harness, tmp_path):
     install(helm, cluster)
     with running_operator(kubeconfig(kube, tmp_path), "--resync", "1s") as operator:
-        world.prepare()
+        harness.prepare()
         for _ in range(2):
-            world.apply()
-            world.serve()
-            world.told(Ready="Available", Reconciling="Settled")
-            kube.delete(SERVICES, world.namespace, NAME)
-            eventually(lambda: gone(world), "the service's children go")
-        world.apply()
-        world.serve()
-        world.told(Ready="Available")
-        kube.delete(NAMESPACES, "", world.namespace)
-        eventually(lambda: gone(world) and kube.get(NAMESPACES, "", world.namespace) is None, "the namespace goes")
-        assert gone(world)
+            harness.apply()
+            harness.serve()
+            harness.reported(Ready="Available", Reconciling="Settled")
+            kube.delete(SERVICES, harness.namespace, NAME)
+            eventually(lambda: gone(harness), "the service's children go")
+        harness.apply()
+        harness.serve()
+        harness.reported(Ready="Available")
+        kube.delete(NAMESPACES, "", harness.namespace)
+        eventually(lambda: gone(harness) and kube.get(NAMESPACES, "", harness.namespace) is None, "the namespace goes")
+        assert gone(harness)
         assert operator.events("reconcile_bug") == []

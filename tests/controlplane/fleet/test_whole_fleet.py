@@ -29,7 +29,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def world(cluster, tmp_path) -> Iterator[Real]:
+def harness(cluster, tmp_path) -> Iterator[Real]:
     """A namespace with a profile and bound claims, and the operator beside it."""
     kube = Kube(cluster.kubeconfig)
     real = Real(cluster, kube, NodeWithoutKubelet(kube), f"fleet-{uuid.uuid4().hex[:8]}")
@@ -46,8 +46,8 @@ def generated(address: str) -> int:
     return next(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("vllm:generation_tokens_total{"))
 
 
-def addresses(world: Real) -> list[str]:
-    return [pod["status"]["podIP"] for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]
+def addresses(harness: Real) -> list[str]:
+    return [pod["status"]["podIP"] for pod in harness.pods() if "deletionTimestamp" not in pod["metadata"]]
 
 
 def ask(url: str) -> tuple[str, str]:
@@ -61,10 +61,10 @@ def ask(url: str) -> tuple[str, str]:
     return raw.headers[HEADER_ROUTE], last.choices[0].finish_reason
 
 
-def test_a_service_becomes_ready_and_a_gateway_spreads_its_load_over_replicas_that_answer(world):
-    world.apply(replicas=REPLICAS)
-    world.told(Ready="Available")
-    with start_gateway("--kubeconfig", str(world.cluster.kubeconfig)) as gateway:
+def test_a_service_becomes_ready_and_a_gateway_spreads_its_load_over_replicas_that_answer(harness):
+    harness.apply(replicas=REPLICAS)
+    harness.reported(Ready="Available")
+    with start_gateway("--kubeconfig", str(harness.cluster.kubeconfig)) as gateway:
         eventually(lambda: gateway.probe("/readyz") == 200, "gateway ready")
         eventually(lambda: endpoints(gateway, "ready") == REPLICAS, "all are heard: requests would go to the first one else")
         with ThreadPoolExecutor(REQUESTS) as pool:
@@ -72,24 +72,24 @@ def test_a_service_becomes_ready_and_a_gateway_spreads_its_load_over_replicas_th
         gateway.terminate()
         assert gateway.wait() == 0
     assert [end for _, end in answers] == ["length"] * REQUESTS
-    served = [generated(address) for address in addresses(world)]
+    served = [generated(address) for address in addresses(harness)]
     assert sum(served) == REQUESTS * TOKENS
     # The picker's business is elsewhere; here: the replicas really are several.
     assert sum(count > 0 for count in served) > 1
     assert len({route.partition("endpoint=")[2].partition(";")[0] for route, _ in answers}) > 1
 
 
-def test_a_service_that_shrinks_and_goes_leaves_no_front(world):
-    world.apply(replicas=2)
-    world.told(Ready="Available")
-    before = addresses(world)
-    world.edit(replicas=1)
-    eventually(lambda: len(addresses(world)) == 1, "one replica left")
-    (left,) = addresses(world)
+def test_a_service_that_shrinks_and_goes_leaves_no_front(harness):
+    harness.apply(replicas=2)
+    harness.reported(Ready="Available")
+    before = addresses(harness)
+    harness.edit(replicas=1)
+    eventually(lambda: len(addresses(harness)) == 1, "one replica left")
+    (left,) = addresses(harness)
     (gone,) = set(before) - {left}
     eventually(lambda: not answers(gone), "the other has drained")
     assert answers(left)
-    world.clean()
+    harness.clean()
     eventually(lambda: not answers(left), "nothing of it answers")
 
 

@@ -9,8 +9,8 @@ from pagoda_gateway.limits.ledger import Ask
 from pagoda_gateway.limits.rules import Slot
 from pagoda_gateway.requests.limiter import LocalStore
 from pagoda_gateway.requests.shared_store import SharedStore, connected
+from support.harness.quota_race import Race
 from support.servers.redis_server import RedisServer, redis_server
-from support.worlds.quota_race import Race
 
 LIMITS = (Slot("q", "concurrency", 100), Slot("q", "tokens", 1000, "720h", 720 * 3_600_000))
 PATIENCE_S = 300

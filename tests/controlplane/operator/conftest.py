@@ -45,10 +45,10 @@ def account(kube, tmp_path_factory):
 @pytest.fixture
 def real(cluster, kube, node):
     """A fresh namespace under Pod Security `restricted`, and a profile of its own."""
-    world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
-    world.prepare()
-    yield world
-    world.clean()
+    harness = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
+    harness.prepare()
+    yield harness
+    harness.clean()
 
 
 @pytest.fixture(scope="module")

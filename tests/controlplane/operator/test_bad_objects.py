@@ -21,15 +21,15 @@ EDITS = st.tuples(edits(schema_of(INFERENCE_SERVICE)), st.booleans())
 @pytest.fixture
 def fresh(cluster, kube, node, real):
     """Another namespace with the same things in it, where nothing bad has happened."""
-    world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
-    world.prepare()
-    yield world
-    world.clean()
+    harness = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
+    harness.prepare()
+    yield harness
+    harness.clean()
 
 
-def run(worlds, operator, slots, rounds):
-    """So many rounds on the first world; what is left of them, against what the same services are in the second."""
-    used, untouched = (Transitions(world, operator, slots, worlds[0].namespace) for world in worlds)
+def run(harness, operator, slots, rounds):
+    """So many rounds on the first harness; what is left of them, against what the same services are in the second."""
+    used, untouched = (Transitions(harness, operator, slots, harness[0].namespace) for harness in harness)
     used.start()
 
     @settings(max_examples=rounds, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))

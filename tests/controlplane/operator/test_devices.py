@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pagoda_devcluster.gpus import dra
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
+from support.harness.fake_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
+from support.harness.fleets import dra_of, gpu, mig
+from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.fake_api import running
-from support.worlds.fake_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
-from support.worlds.fleets import dra_of, gpu, mig
-from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 
@@ -44,10 +44,10 @@ def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(se
         pods = replicas(service, fake, 4)
         assert asked(service)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
         for pod in pods:
-            service.node.tell(pod, running(ready=True))
-        service.told(Ready="Available")
-        told = service.service()["status"]["placement"]
-        assert (told["chosen"], told["device"]) == ("mig[0]", "mig-1g.10gb, 9.8 GiB")
+            service.node.report(pod, running(ready=True))
+        service.reported(Ready="Available")
+        reported = service.service()["status"]["placement"]
+        assert (reported["chosen"], reported["device"]) == ("mig[0]", "mig-1g.10gb, 9.8 GiB")
 
 
 def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(service, operator):
@@ -55,11 +55,11 @@ def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(
         service.apply(accelerators=[gpu("H100", 4)], engine=ENGINE, model={"uri": "pvc://models"})
         numbers = "NVIDIA-H100-80GB-HBM3: needs 4 devices on one node, but the largest node has 2"
         # The node may come to the operator's eyes after the service.
-        eventually(lambda: numbers in service.told(Stalled="NoAccelerator")["Stalled"]["message"], "why, with numbers")
+        eventually(lambda: numbers in service.reported(Stalled="NoAccelerator")["Stalled"]["message"], "why, with numbers")
         with device_node(service.kube, WHOLE, "h100-b") as fake:
             inspected(service)
             replicas(service, fake, 1)
-            assert service.told(Reconciling="PullingImage")
+            assert service.reported(Reconciling="PullingImage")
 
 
 def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(service, operator):
@@ -69,7 +69,7 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         service.kube.create(PODS, "default", body)
         service.apply(accelerators=[mig("3g.40gb"), {"cpu": {"cores": "1", "memory": "1Gi"}}], engine=ENGINE)
         inspected(service)
-        waiting = service.told(Reconciling="WaitingForCapacity")["Reconciling"]["message"]
+        waiting = service.reported(Reconciling="WaitingForCapacity")["Reconciling"]["message"]
         assert "mig[0] since " in waiting
         assert "mig-3g.40gb: all 2 devices are in use" in waiting
         page = why(service)
@@ -79,7 +79,7 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         assert json.loads("\n".join(why(service, "-o", "json")))["placement"]["chosen"] == "mig[0]"
         service.kube.delete(PODS, "default", "holder", grace=0)
         replicas(service, fake, 1)
-        service.told(Reconciling="PullingImage")
+        service.reported(Reconciling="PullingImage")
         assert "waiting" not in service.service()["status"]["placement"]
 
 

@@ -61,7 +61,7 @@ def settled(real, reason="Available"):
 
 
 async def live(real, account, look, what):
-    """A whole operator until the world is as wished."""
+    """A whole operator until the cluster is as wished."""
     operator = await asyncio.to_thread(OperatorProcess, account, "--resync", "1s")
     try:
         await until(look, what)

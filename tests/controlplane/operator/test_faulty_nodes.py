@@ -8,14 +8,14 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
 from pagoda_contracts.route import REASON_ONLY_UNSOUND, parse_route
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
+from support.harness.fake_nodes import WHOLE, device_node, inspected, tolerate
+from support.harness.fleets import gpu
+from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.daemon_processes import DaemonProcesses, endpoints
 from support.kube.namespace import NAME
 from support.kube.operator_process import NodeWithoutKubelet, running_operator
 from support.servers.gateway_process import start_gateway
-from support.worlds.fake_nodes import WHOLE, device_node, inspected, tolerate
-from support.worlds.fleets import gpu
-from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 
@@ -40,10 +40,10 @@ class Everywhere(NodeWithoutKubelet):
         return eventually(look, f"{count} pods with a node")
 
 
-def ail(kube, name, told):
+def ail(kube, name, reported):
     """As who watches devices does: a condition beside the kubelet's, and no new pod there."""
-    kept = [line for line in kube.get(NODES, "", name)["status"]["conditions"] if line["type"] != told["type"]]
-    kube.merge(NODES, "", name, {"status": {"conditions": [*kept, told | {"status": "True"}]}}, "status")
+    kept = [line for line in kube.get(NODES, "", name)["status"]["conditions"] if line["type"] != reported["type"]]
+    kube.merge(NODES, "", name, {"status": {"conditions": [*kept, reported | {"status": "True"}]}}, "status")
     kube.merge(NODES, "", name, {"spec": {"unschedulable": True}})
 
 
@@ -80,7 +80,7 @@ def serve(real, processes, gateway, count):
     real.apply(accelerators=[gpu("H100", 1)], engine=ENGINE, replicas=count)
     inspected(real)
     names = processes.admit(count)
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     eventually(lambda: endpoints(gateway, "ready") == count, "all are heard")
     return names
 
@@ -95,7 +95,7 @@ def test_the_only_replica_on_a_node_with_an_xid_serves_until_another_one_does(re
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
     route = ask(gateway)
     assert (route.endpoint, route.reason) == (processes.daemons[unhealthy].http, REASON_ONLY_UNSOUND)
-    assert real.told(Degraded="DeviceFault")["Degraded"]["status"] == "True"
+    assert real.reported(Degraded="DeviceFault")["Degraded"]["status"] == "True"
     assert unhealthy in processes.names()
 
     (new,) = set(processes.admit(2)) - {unhealthy}
@@ -105,7 +105,7 @@ def test_the_only_replica_on_a_node_with_an_xid_serves_until_another_one_does(re
     assert ask(gateway).endpoint == processes.daemons[new].http
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     assert deployment["spec"]["replicas"] == 1
-    assert real.told(Degraded="Well", Ready="Available")["Degraded"]["status"] == "False"
+    assert real.reported(Degraded="Well", Ready="Available")["Degraded"]["status"] == "False"
 
 
 def test_a_replica_on_a_node_with_an_xid_gets_no_request_where_another_serves_and_is_replaced(real, stage):
@@ -119,13 +119,13 @@ def test_a_replica_on_a_node_with_an_xid_gets_no_request_where_another_serves_an
     ail(real.kube, "h100-a", DETECTOR)
     eventually(lambda: endpoints(gateway, "device-fault") == 1, "the gateway knows")
     assert choices(gateway) == {processes.daemons[well].http}
-    assert "has no node" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
+    assert "has no node" in real.reported(Degraded="ReplacementDelayed")["Degraded"]["message"]
     assert unhealthy in processes.names(), "it stays until its successor serves"
     marked = real.kube.get(PODS, real.namespace, unhealthy)["metadata"]["annotations"][ANNOTATION_DEVICE_FAULT]
     assert marked == "node: XIDErrors: XIDErrorsDetected"
     stack.enter_context(device_node(real.kube, WHOLE, "h100-c", **ONE_GPU))
     (new,) = set(processes.admit(3)) - {well, unhealthy}
     eventually(lambda: processes.names() == {well, new}, "it goes")
-    assert real.told(Degraded="Well", Ready="Available")["Degraded"]["status"] == "False"
+    assert real.reported(Degraded="Well", Ready="Available")["Degraded"]["status"] == "False"
     eventually(lambda: endpoints(gateway, "ready") == 2, "the replacement is heard")
     assert processes.names() == {well, new}

@@ -17,22 +17,22 @@ def test_the_pod_passes_restricted_and_its_start_is_reported_step_by_step(real, 
     (pod,) = real.node.placed(real.namespace, 1)
     (sidecar,) = pod["spec"]["initContainers"]
     assert (sidecar["name"], sidecar["restartPolicy"]) == (CONTAINER_FETCH, "Always")
-    real.node.tell(pod, fetching())
-    real.told(Reconciling="FetchingModel")
-    real.node.tell(pod, fetching(1, "NoRoom: /models: needs 9.0 GiB more, 1.0 GiB are free"))
-    eventually(lambda: "1.0 GiB are free" in real.told(Reconciling="FetchingModel")["Reconciling"]["message"], "the reason")
-    real.node.tell(pod, fetching(EXIT_PERMANENT, "NotFound: revision main of org/name does not exist"))
-    assert "NotFound" in real.told(Stalled="ModelRejected")["Stalled"]["message"]
-    real.node.tell(pod, running(ready=True) | {"initContainerStatuses": fetching(started=True)["initContainerStatuses"]})
-    real.told(Ready="Available")
+    real.node.report(pod, fetching())
+    real.reported(Reconciling="FetchingModel")
+    real.node.report(pod, fetching(1, "NoRoom: /models: needs 9.0 GiB more, 1.0 GiB are free"))
+    eventually(lambda: "1.0 GiB are free" in real.reported(Reconciling="FetchingModel")["Reconciling"]["message"], "the reason")
+    real.node.report(pod, fetching(EXIT_PERMANENT, "NotFound: revision main of org/name does not exist"))
+    assert "NotFound" in real.reported(Stalled="ModelRejected")["Stalled"]["message"]
+    real.node.report(pod, running(ready=True) | {"initContainerStatuses": fetching(started=True)["initContainerStatuses"]})
+    real.reported(Ready="Available")
 
 
 def test_a_cached_model_s_pod_is_placed_and_nothing_of_it_is_written_twice(real, operator):
     real.apply(model=HUB | {"cache": {"pvc": "models"}}, credentials=SECRETS)
     (pod,) = real.node.placed(real.namespace, 1)
     assert pod["spec"]["securityContext"]["fsGroup"] == 65532
-    real.node.tell(pod, running(ready=True))
-    real.told(Ready="Available")
+    real.node.report(pod, running(ready=True))
+    real.reported(Ready="Available")
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     assert deployment["metadata"]["generation"] == 1, "what the server stored is what was rendered"
 

@@ -41,7 +41,7 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_an_unhealthy_succes
         processes = DaemonProcesses(real, tmp_path, stack)
         real.apply(replicas=2)
         first, second = processes.admit(2)
-        real.told(Ready="Available")
+        real.reported(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
         all_answer(gateway, processes.daemons[first].http, processes.daemons[second].http)
 
@@ -53,17 +53,17 @@ def test_a_frozen_replica_is_out_of_routing_and_replaced_and_an_unhealthy_succes
         eventually(lambda: len(processes.names() - {first, second}) == 1, "a successor is made beside it")
         print("succeeded_s", round(time.monotonic() - frozen_at, 2))
         assert (first in processes.names(), processes.deleted()) == (True, set())
-        assert "Silent" in real.told(Degraded="Silent")["Degraded"]["reason"]
+        assert "Silent" in real.reported(Degraded="Silent")["Degraded"]["reason"]
 
         third = next(iter(set(processes.admit(3)) - {first, second}))
         eventually(lambda: processes.names() == {second, third}, "the frozen one goes when the successor is Ready")
         eventually(lambda: endpoints(gateway, "ready") == 2, "the successor is heard")
-        assert real.told(Degraded="Well")["Degraded"]["status"] == "False"
+        assert real.reported(Degraded="Well")["Degraded"]["status"] == "False"
         processes.freeze(second)
         eventually(lambda: len(processes.names()) == 3, "a successor is made again")
         (fourth,) = processes.names() - {second, third}
         real.kube.merge(PODS, real.namespace, fourth, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
-        line = real.told(Degraded="ReplacementDelayed")["Degraded"]
+        line = real.reported(Degraded="ReplacementDelayed")["Degraded"]
         assert f"The successor {fourth} is unhealthy as well" in line["message"]
         operator.stop()
         stack.enter_context(running_operator(account, *options))
@@ -79,7 +79,7 @@ def test_a_replica_whose_canary_is_wrong_gets_no_request_and_is_replaced(real, c
         processes = DaemonProcesses(real, tmp_path, stack)
         real.apply(replicas=2)
         wrong, right = processes.admit(2, Fault(kind="wrong", at_step=5))
-        real.told(Ready="Available")
+        real.reported(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
         # Its steps break the device, so it must get some.
         eventually(lambda: ask(gateway) and endpoints(gateway, "deep-check") == 1, "the canary is wrong")

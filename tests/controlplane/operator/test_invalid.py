@@ -15,10 +15,10 @@ def test_what_becomes_invalid_is_reported_at_its_event_and_touches_no_child(real
     with running_operator(account, "--resync", "10m") as operator:
         real.apply()
         real.serve()
-        real.told(Ready="Available", Reconciling="Settled")
+        real.reported(Ready="Available", Reconciling="Settled")
         edited = time.time()
         real.edit(podTemplate={"spec": {"hostNetwork": True}})
-        assert "spec.hostNetwork" in real.told(Stalled="PodTemplateForbidden")["Stalled"]["message"]
+        assert "spec.hostNetwork" in real.reported(Stalled="PodTemplateForbidden")["Stalled"]["message"]
         print("told_s", round(time.time() - edited, 2))
 
         def written():

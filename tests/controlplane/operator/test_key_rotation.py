@@ -162,7 +162,7 @@ def server(rotating):
 
 
 @pytest.fixture
-def world(rotating, server):
+def harness(rotating, server):
     node_without_kubelet = NodeWithoutKubelet(server.kube)
     node_without_kubelet.register()
     real = Real(rotating, server.kube, node_without_kubelet, "rotation")
@@ -172,8 +172,8 @@ def world(rotating, server):
 
 
 @pytest.fixture
-def kubelet(world, tmp_path):
-    with Kubelet(world.kube, world.namespace, tmp_path) as running:
+def kubelet(harness, tmp_path):
+    with Kubelet(harness.kube, harness.namespace, tmp_path) as running:
         running.publish()
         yield running
 
@@ -198,14 +198,14 @@ def operator(rotating, kubelet, gateway, tmp_path):
 
 
 @pytest.fixture
-def daemons(world, kubelet, gateway, operator, tmp_path):
+def daemons(harness, kubelet, gateway, operator, tmp_path):
     """Two replicas that serve, and tell callers apart."""
     subjects = {subject(account): role for role, account in ACCOUNTS.items()}
     with ExitStack() as stack:
-        daemons = DaemonProcesses(world, tmp_path, stack, AuthConfig(tokens=TokensConfig(jwks_file=str(kubelet.keys), subjects=subjects)))
-        world.apply(replicas=2, drain={"timeout": "5m"})
+        daemons = DaemonProcesses(harness, tmp_path, stack, AuthConfig(tokens=TokensConfig(jwks_file=str(kubelet.keys), subjects=subjects)))
+        harness.apply(replicas=2, drain={"timeout": "5m"})
         daemons.admit(2)
-        world.told(Ready="Available")
+        harness.reported(Ready="Available")
         eventually(lambda: endpoints(gateway, "ready") == 2, "both are heard")
         yield daemons
 
@@ -228,7 +228,9 @@ def key_of(token):
     return jwt.get_unverified_header(token)["kid"]
 
 
-def test_no_call_is_refused_while_the_cluster_s_key_changes_and_the_old_one_is_dropped(server, kubelet, world, daemons, gateway, operator):
+def test_no_call_is_refused_while_the_cluster_s_key_changes_and_the_old_one_is_dropped(
+    server, kubelet, harness, daemons, gateway, operator
+):
     before = kubelet.token(GATEWAY).read_text()
     address = next(iter(daemons.daemons.values())).grpc
     assert code_of(address, before) == grpc.StatusCode.PERMISSION_DENIED, "a gateway's token cannot drain"
@@ -248,9 +250,9 @@ def test_no_call_is_refused_while_the_cluster_s_key_changes_and_the_old_one_is_d
         eventually(lambda: code_of(address, before) == grpc.StatusCode.UNAUTHENTICATED, "what it signed is good no more")
         load.goes_on()
         eventually(lambda: endpoints(gateway, "ready") == 2, "the gateway is let in by its new token")
-        world.edit(replicas=1)
+        harness.edit(replicas=1)
         eventually(lambda: endpoints(gateway, "ready") == 1, "the operator's order to drain is obeyed")
-        eventually(lambda: world.end_pods() or len(daemons.names()) == 1, "one replica is left")
+        eventually(lambda: harness.end_pods() or len(daemons.names()) == 1, "one replica is left")
         load.goes_on()
     assert load.refused == []
     assert [event["event"] for name in ("order_refused", "reconcile_bug") for event in operator.events(name)] == []

@@ -72,7 +72,7 @@ def follow(real, second):
     eventually(lambda: second.events("leading"), "the second one leads")
     real.edit(replicas=2)
     real.serve(2)
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     eventually(lambda: second.events("applied"), "its word of it is read")
     assert second.events("reconcile_bug") == []
 
@@ -81,7 +81,7 @@ def test_one_works_and_after_kill_9_the_other_takes_over(pair, real, kube):
     first, second = pair
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     eventually(lambda: first.events("applied"), "the first one's word of it is read")
     assert second.events("applied") == []
     assert lease(kube) == ("first", 1)
@@ -95,7 +95,7 @@ def test_a_leader_that_was_stopped_for_longer_than_its_lease_ends_and_writes_not
     since = time.time()
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     rests(first)
     assert written(real, first, since), "its writes are known by its token"
     first.process.send_signal(signal.SIGSTOP)

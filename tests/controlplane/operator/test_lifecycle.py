@@ -37,14 +37,14 @@ def test_a_service_gets_its_children_and_pods_that_pass_restricted(real, operato
 def test_status_is_honest_through_the_phases_of_a_start(real, operator):
     real.apply()
     (pod,) = real.node.placed(real.namespace, 1)
-    first = real.told(Reconciling="PullingImage")
+    first = real.reported(Reconciling="PullingImage")
     assert (first["Ready"]["status"], first["Stalled"]["status"]) == ("Unknown", "False")
-    real.node.tell(pod, waiting("ErrImagePull", 'failed to pull image "localhost/daemon:1": not found'))
-    assert "not found" in real.told(Reconciling="ImagePull")["Reconciling"]["message"]
-    real.node.tell(pod, running())
-    real.told(Reconciling="LoadingModel")
-    real.node.tell(pod, running(ready=True))
-    last = real.told(Ready="Available")
+    real.node.report(pod, waiting("ErrImagePull", 'failed to pull image "localhost/daemon:1": not found'))
+    assert "not found" in real.reported(Reconciling="ImagePull")["Reconciling"]["message"]
+    real.node.report(pod, running())
+    real.reported(Reconciling="LoadingModel")
+    real.node.report(pod, running(ready=True))
+    last = real.reported(Ready="Available")
     assert {kind: line["status"] for kind, line in last.items()} == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
     status = real.service()["status"]
     assert (status["replicas"], status["readyReplicas"], status["placement"]["chosen"]) == (1, 1, "cpu[0]")
@@ -54,31 +54,31 @@ def test_status_is_honest_through_the_phases_of_a_start(real, operator):
 
 def test_an_unschedulable_pod_says_why(real, operator):
     real.apply(accelerators=[{"cpu": {"cores": 1000, "memory": "1Gi"}}])
-    told = eventually(lambda: real.told(Reconciling="WaitingForCapacity"), "the scheduler's reason")["Reconciling"]["message"]
-    assert "cpu[0] since " in told
-    assert "needs 1,000 cores on one node, but the largest node has 64 cores; " in told
-    assert "Insufficient cpu" in told
+    reported = eventually(lambda: real.reported(Reconciling="WaitingForCapacity"), "the scheduler's reason")["Reconciling"]["message"]
+    assert "cpu[0] since " in reported
+    assert "needs 1,000 cores on one node, but the largest node has 64 cores; " in reported
+    assert "Insufficient cpu" in reported
     assert len(real.pods()) == 1
 
 
 def test_a_rejected_model_stalls_with_the_daemons_words_and_a_corrected_one_serves(real, operator):
     real.apply()
     (pod,) = real.node.placed(real.namespace, 1)
-    real.node.tell(pod, crashed(message="config.json: architecture GrandioseForCausalLM is unknown\n"))
-    lines = real.told(Stalled="ModelRejected")
+    real.node.report(pod, crashed(message="config.json: architecture GrandioseForCausalLM is unknown\n"))
+    lines = real.reported(Stalled="ModelRejected")
     assert (lines["Ready"]["status"], lines["Reconciling"]["status"]) == ("False", "False")
     assert lines["Stalled"]["message"] == "config.json: architecture GrandioseForCausalLM is unknown"
     real.edit(model={"uri": "pvc://mended"})
     eventually(real.end_pods, "the rejected pod goes")
     real.serve()
-    assert real.told(Ready="Available")["Stalled"]["status"] == "False"
+    assert real.reported(Ready="Available")["Stalled"]["status"] == "False"
 
 
 def test_a_crash_that_a_restart_may_fix_is_not_stalled(real, operator):
     real.apply()
     (pod,) = real.node.placed(real.namespace, 1)
-    real.node.tell(pod, crashed(code=137, message="", reason="OOMKilled"))
-    lines = real.told(Reconciling="CrashLooping")
+    real.node.report(pod, crashed(code=137, message="", reason="OOMKilled"))
+    lines = real.reported(Reconciling="CrashLooping")
     assert lines["Stalled"]["status"] == "False"
     assert "exit code 137: OOMKilled" in lines["Ready"]["message"]
 
@@ -86,17 +86,17 @@ def test_a_crash_that_a_restart_may_fix_is_not_stalled(real, operator):
 def test_a_spec_change_rolls_to_a_new_revision_and_the_old_one_goes(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     before = real.children()
     real.edit(engine={"maxModelLen": 128})
     fresh = [pod for pod in real.node.placed(real.namespace, 2) if pod["status"]["phase"] == "Pending"]
     assert len(fresh) == 1
-    assert real.told(Reconciling="PullingImage")["Ready"]["message"].endswith("1 ready replica of an older revision continues to serve")
+    assert real.reported(Reconciling="PullingImage")["Ready"]["message"].endswith("1 ready replica of an older revision continues to serve")
     assert set(before) < set(real.children())
-    real.node.tell(fresh[0], running(ready=True))
-    assert real.told(Reconciling="RollingOut")["Ready"]["status"] == "True"
+    real.node.report(fresh[0], running(ready=True))
+    assert real.reported(Reconciling="RollingOut")["Ready"]["status"] == "True"
     eventually(real.end_pods, "the old pod goes")
-    real.told(Reconciling="Settled")
+    real.reported(Reconciling="Settled")
     gone = [name for name in before if name not in real.children()]
     assert sorted(name.split()[0] for name in gone) == ["ConfigMap", "ControllerRevision", "Deployment"]
 
@@ -104,12 +104,12 @@ def test_a_spec_change_rolls_to_a_new_revision_and_the_old_one_goes(real, operat
 def test_an_edited_profile_rolls_no_pod(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     (before,) = real.kube.list(DEPLOYMENTS, real.namespace)
     real.kube.merge(PROFILES, "", real.namespace, {"spec": {"images": {"daemon": "localhost/daemon:2"}}})
     real.edit(replicas=2)
     real.serve(2)
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     (after,) = real.kube.list(DEPLOYMENTS, real.namespace)
     assert after["spec"]["template"] == before["spec"]["template"]
 
@@ -117,21 +117,21 @@ def test_an_edited_profile_rolls_no_pod(real, operator):
 def test_what_the_api_server_refuses_stalls_with_its_words(real, operator):
     real.kube.merge(PROFILES, "", real.namespace, {"spec": {"allow": ["spec"]}})
     real.apply(podTemplate={"spec": {"nodeSelektor": {"a": "b"}}})
-    assert "nodeSelektor" in real.told(Stalled="InvalidSpec")["Stalled"]["message"]
+    assert "nodeSelektor" in real.reported(Stalled="InvalidSpec")["Stalled"]["message"]
 
 
 def test_a_forbidden_overlay_is_named(real, operator):
     real.apply(podTemplate={"spec": {"hostNetwork": True}})
-    assert "spec.hostNetwork" in real.told(Stalled="PodTemplateForbidden")["Stalled"]["message"]
+    assert "spec.hostNetwork" in real.reported(Stalled="PodTemplateForbidden")["Stalled"]["message"]
     assert real.children() == []
 
 
 def test_a_missing_profile_is_waited_for(real, operator):
     real.apply(profileRef={"name": "nobody"})
-    real.told(Stalled="ProfileNotFound")
+    real.reported(Stalled="ProfileNotFound")
     real.edit(profileRef={"name": real.namespace})
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
 
 
 def test_pods_that_admission_forbids_say_so(real, operator):
@@ -151,17 +151,17 @@ def test_a_service_object_of_another_owner_is_left_alone(real, operator):
     ports = {"ports": [{"port": 1, "targetPort": 1, "protocol": "TCP"}]}
     before = real.kube.create(CORE_SERVICES, real.namespace, {"metadata": {"name": NAME}, "spec": ports})
     real.apply()
-    real.told(Stalled="NameConflict")
+    real.reported(Stalled="NameConflict")
     assert real.kube.get(CORE_SERVICES, real.namespace, NAME) == before
     real.kube.delete(CORE_SERVICES, real.namespace, NAME)
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
 
 
 def test_foreign_changes_are_undone(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     name = deployment["metadata"]["name"]
     real.kube.merge(DEPLOYMENTS, real.namespace, name, {"spec": {"replicas": 5}})
@@ -175,8 +175,8 @@ def test_foreign_changes_are_undone(real, operator):
 def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operator):
     real.apply(replicas=2)
     real.serve(2)
-    real.told(Ready="Available", Reconciling="Settled")
-    eventually(lambda: "Available" in told_by_events(real), "its last write, the Event of that word")
+    real.reported(Ready="Available", Reconciling="Settled")
+    eventually(lambda: "Available" in reported_by_events(real), "its last write, the Event of that word")
     written = real.cluster.audit(user=USER)
     assert {event["verb"] for event in written} >= {"create", "patch"}, "the audit log shows no writes at all: it counts nothing"
     since, runs = time.time(), operator.counted(RUNS)
@@ -184,7 +184,7 @@ def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operat
     assert [(event["verb"], event["objectRef"]) for event in real.cluster.audit(user=USER, since=since)] == []
 
 
-def told_by_events(real):
+def reported_by_events(real):
     return [event["reason"] for event in real.kube.list(EVENTS, real.namespace)]
 
 
@@ -198,9 +198,9 @@ def test_one_start_costs_few_writes(real, operator):
     since = time.time()
     real.apply()
     real.serve()
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     mine = [e for e in real.cluster.audit(user=USER, since=since) if place(e)[0] == real.namespace]
-    told = [event for event in mine if event["objectRef"]["resource"] == "events"]
+    reported = [event for event in mine if event["objectRef"]["resource"] == "events"]
     children = [event for event in mine if event["objectRef"]["resource"] not in (SERVICES.plural, "events")]
     assert sorted((event["verb"], event["objectRef"]["resource"]) for event in children) == [
         ("create", "configmaps"),
@@ -209,14 +209,14 @@ def test_one_start_costs_few_writes(real, operator):
         ("create", "poddisruptionbudgets"),
         ("create", "services"),
     ]
-    assert len(told) <= 5  # one per reason
-    assert len(mine) - len(children) - len(told) <= 5  # status: first word, pods made, scheduled, running, available
+    assert len(reported) <= 5  # one per reason
+    assert len(mine) - len(children) - len(reported) <= 5  # status: first word, pods made, scheduled, running, available
 
 
 def test_delete_leaves_nothing(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     real.kube.delete(SERVICES, real.namespace, NAME)
     eventually(lambda: not real.end_pods() and not real.children() and not real.pods(), "all children collected")
 
@@ -224,7 +224,7 @@ def test_delete_leaves_nothing(real, operator):
 def test_a_service_deleted_without_its_children_goes_and_leaves_them_serving(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     kept = real.children()
     real.cluster.kubectl("delete", "inferenceservice", NAME, "--namespace", real.namespace, "--cascade=orphan", "--wait=false")
     eventually(lambda: real.kube.get(SERVICES, real.namespace, NAME) is None, "the service gone")
@@ -242,12 +242,12 @@ def test_a_service_deleted_without_its_children_goes_and_leaves_them_serving(rea
 def test_a_service_made_anew_under_its_old_name_starts_clean(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     real.kube.delete(SERVICES, real.namespace, NAME)
     made = real.apply()
     eventually(real.end_pods, "the old pod goes")
     eventually(lambda: len(real.children()) == 5, "five children again")
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     (deployment,) = real.kube.list(DEPLOYMENTS, real.namespace)
     assert deployment["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]

@@ -36,13 +36,13 @@ def wanted(real):
 
 
 def test_a_service_gets_what_its_tenant_has_left_and_says_what_is_missing(real, operator, quota):
-    def told():
+    def reported():
         return real.kube.get(QUOTAS, "", real.namespace).get("status", {})
 
-    def told_held(count):
-        return told().get("usage", {}).get("migSlices") == [{"profile": SLICE, "count": count}]
+    def reported_held(count):
+        return reported().get("usage", {}).get("migSlices") == [{"profile": SLICE, "count": count}]
 
-    eventually(lambda: told_held(0), "the quota's first status")
+    eventually(lambda: reported_held(0), "the quota's first status")
     (native,) = [
         found for found in real.kube.list(RESOURCE_QUOTAS, real.namespace) if found["metadata"]["name"] == f"pagoda-{real.namespace}"
     ]
@@ -50,11 +50,11 @@ def test_a_service_gets_what_its_tenant_has_left_and_says_what_is_missing(real, 
     real.apply(replicas=3)
     real.node.placed(real.namespace, 2)
     end = f"of 3 replicas ready: TenantQuota {real.namespace} allows 2 {SLICE} slices, and 2 are in use"
-    eventually(lambda: real.told(Stalled="QuotaExceeded")["Stalled"]["message"].endswith(end), "what is held is said")
+    eventually(lambda: real.reported(Stalled="QuotaExceeded")["Stalled"]["message"].endswith(end), "what is held is said")
     assert wanted(real) == [2]
     limit(real, 3)
     real.serve(3)
-    assert real.told(Ready="Available")["Stalled"]["status"] == "False"
+    assert real.reported(Ready="Available")["Stalled"]["status"] == "False"
     eventually(
         lambda: (
             real.kube.get(RESOURCE_QUOTAS, real.namespace, f"pagoda-{real.namespace}")["spec"]["hard"]
@@ -63,7 +63,7 @@ def test_a_service_gets_what_its_tenant_has_left_and_says_what_is_missing(real, 
         "the native quota follows",
     )
     limit(real, 1)
-    eventually(lambda: told().get("conditions", [{}, {}])[1].get("reason") == "Draining", "the quota says that it drains")
+    eventually(lambda: reported().get("conditions", [{}, {}])[1].get("reason") == "Draining", "the quota says that it drains")
     eventually(lambda: not real.end_pods() and wanted(real) == [1], "the service gives back")
 
 
@@ -94,8 +94,8 @@ def test_kubernetes_itself_refuses_a_claim_beyond_the_tenant_s_cap_on_gpus(real,
     status = eventually(lambda: counted(f"pagoda-{real.namespace}", word), "the native quota is counted")
     assert (status["hard"][word], status["used"][word]) == ("3", "0")
     real.kube.create(RESOURCE_CLAIMS, real.namespace, claim("modest", 3))
-    told = refusal(real, RESOURCE_CLAIMS, claim("late", 1))
-    assert re.search(f"exceeded quota: pagoda-{real.namespace}.*{word}=1, used: {word}=3", told)
+    reported = refusal(real, RESOURCE_CLAIMS, claim("late", 1))
+    assert re.search(f"exceeded quota: pagoda-{real.namespace}.*{word}=1, used: {word}=3", reported)
     unheard = {"hard": {"big.unheard.example.com/devices": "1", "pods": "5"}}
     real.kube.create(RESOURCE_QUOTAS, real.namespace, {"metadata": {"name": "unheard"}, "spec": unheard})
     status = eventually(lambda: counted("unheard", "pods"), "the other one is counted")
@@ -113,13 +113,13 @@ def refusal(real, resource, body):
     """Why it is not taken. An API server that has the quota and not yet its count says so, and is asked again."""
     said = []
 
-    def told():
+    def reported():
         with pytest.raises(AssertionError) as error:
             real.kube.create(resource, real.namespace, body)
         said.append(str(error.value))
         return "status unknown" not in said[-1]
 
-    eventually(told, "the quota's word")
+    eventually(reported, "the quota's word")
     return said[-1]
 
 
@@ -137,9 +137,9 @@ def test_an_unhealthy_replica_under_a_full_cap_stays_and_gets_a_successor_when_t
 
     real.apply(replicas=2)
     unhealthy, well = (pod["metadata"]["name"] for pod in real.serve(2))
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     real.kube.merge(PODS, real.namespace, unhealthy, {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}})
-    assert "has no room: TenantQuota" in real.told(Degraded="ReplacementDelayed")["Degraded"]["message"]
+    assert "has no room: TenantQuota" in real.reported(Degraded="ReplacementDelayed")["Degraded"]["message"]
     assert within(2) == {unhealthy, well}
     limit(real, 3)
     eventually(lambda: len(within(3)) == 3, "a successor is made beside it")
@@ -153,10 +153,10 @@ def test_an_unhealthy_replica_under_a_full_cap_stays_and_gets_a_successor_when_t
 @pytest.fixture
 def other(cluster, kube, node):
     """A second namespace of the same tenant."""
-    world = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
-    world.prepare(podTemplate=TEMPLATE)
-    yield world
-    world.clean()
+    harness = Real(cluster, kube, node, f"op-{uuid.uuid4().hex[:8]}")
+    harness.prepare(podTemplate=TEMPLATE)
+    yield harness
+    harness.clean()
 
 
 def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none_drains_to_the_end(real, other, operator, quota):
@@ -164,29 +164,29 @@ def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none
 
     def held():
         """Slices of both: pods that end included, at each look no more than one."""
-        pods = [pod for world in both for pod in world.pods()]
+        pods = [pod for harness in both for pod in harness.pods()]
         assert len(pods) <= 1, [pod["metadata"]["name"] for pod in pods]
         return len(pods)
 
-    def told():
+    def reported():
         return real.kube.get(QUOTAS, "", real.namespace).get("status", {})
 
     def winner():
         held()
-        found = [world for world in both if sum(wanted(world))]
+        found = [harness for harness in both if sum(wanted(harness))]
         assert len(found) <= 1
         return found[0] if found else None
 
     devices = {"migSlices": [{"profile": SLICE, "count": 1}], "resourceQuota": False}
-    spec = {"subjects": {"namespaces": [world.namespace for world in both]}, "devices": devices}
+    spec = {"subjects": {"namespaces": [harness.namespace for harness in both]}, "devices": devices}
     real.kube.merge(QUOTAS, "", real.namespace, {"spec": spec})
     generation = real.kube.get(QUOTAS, "", real.namespace)["metadata"]["generation"]
-    eventually(lambda: told().get("observedGeneration") == generation, "the operator knows the cap")
-    for world in both:
-        world.apply(replicas=1, model={"uri": "pvc://models/tiny", "servedNames": [world.namespace]})
+    eventually(lambda: reported().get("observedGeneration") == generation, "the operator knows the cap")
+    for harness in both:
+        harness.apply(replicas=1, model={"uri": "pvc://models/tiny", "servedNames": [harness.namespace]})
     first = eventually(winner, "one of them gets it")
-    loser = next(world for world in both if world is not first)
-    loser.told(Stalled="QuotaExceeded")
+    loser = next(harness for harness in both if harness is not first)
+    loser.reported(Stalled="QuotaExceeded")
     eventually(lambda: held() == 1, "its replica is there")
     first.edit(replicas=0)
     eventually(lambda: [pod for pod in first.pods() if pod["metadata"].get("deletionTimestamp")], "it gives back")
@@ -194,14 +194,14 @@ def test_of_two_namespaces_that_race_for_one_slice_one_gets_it_and_a_cap_of_none
     first.end_pods()
     eventually(lambda: winner() is loser, "the other gets it")
     first.edit(replicas=1)
-    first.told(Stalled="QuotaExceeded")
+    first.reported(Stalled="QuotaExceeded")
     limit(real, 0)
-    eventually(lambda: [world.end_pods() for world in both] and not (held() or any(map(sum, map(wanted, both)))), "all is given back")
-    for world in both:
-        world.told(Stalled="QuotaExceeded")
+    eventually(lambda: [harness.end_pods() for harness in both] and not (held() or any(map(sum, map(wanted, both)))), "all is given back")
+    for harness in both:
+        harness.reported(Stalled="QuotaExceeded")
     real.kube.merge(QUOTAS, "", real.namespace, {"spec": {"weight": 2}})  # a changed spec is answered at once
-    eventually(lambda: told()["conditions"][1]["status"] == "False", "nothing drains any more")
-    assert told()["usage"]["migSlices"] == [{"profile": SLICE, "count": 0}]
+    eventually(lambda: reported()["conditions"][1]["status"] == "False", "nothing drains any more")
+    assert reported()["usage"]["migSlices"] == [{"profile": SLICE, "count": 0}]
 
 
 def holder(name, count):

@@ -26,6 +26,9 @@ from pagoda_operator.api.state import (
     RESOURCE_QUOTAS,
     SERVICES,
 )
+from support.harness.fake_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
+from support.harness.fleets import dra_of
+from support.harness.placing import ENGINE
 from support.judges.rights import Right, forbidden, granted, refused, used
 from support.kube.chart import CHART, NAMESPACE, RELEASE
 from support.kube.client import eventually
@@ -33,9 +36,6 @@ from support.kube.fake_api import crashed, running
 from support.kube.namespace import NAME
 from support.kube.operator_process import LEASES, USER, OperatorProcess, kubeconfig
 from support.servers.gateway_process import start_gateway
-from support.worlds.fake_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
-from support.worlds.fleets import dra_of
-from support.worlds.placing import ENGINE
 
 pytestmark = pytest.mark.cluster
 # Asked by admission (OwnerReferencesPermissionEnforcement), never by a request of ours.
@@ -81,19 +81,19 @@ def everything(real, operator):
     real.apply()
     (pod,) = real.node.placed(real.namespace, 1)
     for status, reason in 2 * ((crashed(code=1, message="boom"), "CrashLooping"), (running(), "LoadingModel")):
-        real.node.tell(pod, status)
-        real.told(Reconciling=reason)
+        real.node.report(pod, status)
+        real.reported(Reconciling=reason)
     eventually(lambda: [e for e in real.kube.list(EVENTS, real.namespace) if "series" in e], "a word told twice is a series")
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     vandalise(real)
     meter(real)
     replace_a_sick_one(real)
     real.edit(engine={"maxModelLen": 128})
     fresh = next(pod for pod in real.node.placed(real.namespace, 2) if pod["status"]["phase"] == "Pending")
-    real.node.tell(fresh, running(ready=True))
+    real.node.report(fresh, running(ready=True))
     eventually(lambda: not real.end_pods() and len(real.children()) == 7, "the old revision goes")
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     use_devices(real)
     assert operator.events("reconcile_bug") == []
 
@@ -142,9 +142,9 @@ def replace_a_sick_one(real):
     annotation = {"metadata": {"annotations": {ANNOTATION_DEVICE_FAULT: "Xid 79"}}}
     real.kube.merge(PODS, real.namespace, unhealthy["metadata"]["name"], annotation)
     fresh = next(pod for pod in real.node.placed(real.namespace, 2) if pod["metadata"]["uid"] != unhealthy["metadata"]["uid"])
-    real.node.tell(fresh, running(ready=True))
+    real.node.report(fresh, running(ready=True))
     eventually(real.end_pods, "the unhealthy one is deleted")
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
 
 
 def vandalise(real):
@@ -205,7 +205,7 @@ def test_the_gateway_too_has_every_right_that_it_uses_and_no_other(real, operato
         a_key_lives(real.cluster, gateway)
         real.apply()
         real.serve()
-        real.told(Ready="Available")
+        real.reported(Ready="Available")
         eventually(lambda: f'service="{real.namespace}/{NAME}"' in gateway.scrape(), "the gateway knows the service")
         gateway.terminate()
         assert gateway.wait() == 0

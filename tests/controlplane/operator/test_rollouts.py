@@ -11,6 +11,9 @@ from pagoda_contracts.route import parse_route
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_operator.api.state import DEPLOYMENTS, PROFILES
+from support.harness.fake_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
+from support.harness.fleets import gpu
+from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, is_trial, passed, running, waiting
 from support.kube.fake_kubelet import fake_kubelet, in_loop
@@ -19,9 +22,6 @@ from support.kube.operator_process import OperatorProcess, running_operator
 from support.servers.gateway_process import start_gateway
 from support.servers.local_front import NAME as MODEL
 from support.servers.scripted_gateway import ScriptedGateway, Traffic, serving
-from support.worlds.fake_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
-from support.worlds.fleets import gpu
-from support.worlds.placing import ENGINE
 
 pytestmark = [pytest.mark.cluster]
 # Every step of a request that such a replica computes: each of its answers is an error, and it stays up.
@@ -71,11 +71,11 @@ async def ask(client):
 
 async def clients(url, over):
     """Asks one request after another until it is over; how many of each answer came from where."""
-    told = Counter()
+    reported = Counter()
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         while not over.is_set():
-            told[await ask(client)] += 1
-    return told
+            reported[await ask(client)] += 1
+    return reported
 
 
 async def start(pod, ip, folder):
@@ -111,12 +111,12 @@ async def aborted(real, kubelet, url):
         _, why = await until(lambda: (found := ready(real))[0] == "RolledBack" and found, "the canary is over")
     finally:
         over.set()
-        told = await asking
+        reported = await asking
     # Who told: the gateway, of requests that the new revision failed.
     assert "requests failed within a minute, abortOn.errorRate is 10%" in why
     assert why.startswith("canary at 50 %: ")
-    assert {code for code, endpoint in told if endpoint in good} == {200}
-    assert min(code for code, endpoint in told if endpoint not in good) == 500
+    assert {code for code, endpoint in reported if endpoint in good} == {200}
+    assert min(code for code, endpoint in reported if endpoint not in good) == 500
     # Back: all requests to the old one, nothing of the new one left.
     (new,) = (await asyncio.to_thread(deployments, real)).keys() - {old}
     assert await asyncio.to_thread(weights, real) == {old: 100, new: 0}
@@ -140,20 +140,20 @@ def test_a_canary_whose_first_tokens_are_late_is_ended_by_the_ratio_that_a_gatew
     with serving(gateway) as address, running_operator(account, "--resync", "1s", "--gateways", address) as operator:
         real.apply(replicas=2, rollout=late("1.5x"))
         mine = {pod["metadata"]["uid"] for pod in real.serve(2)}
-        real.told(Ready="Available")
+        real.reported(Ready="Available")
         (old,) = deployments(real)
         real.edit(engine={"maxModelLen": 128})
         real.serve(3)
-        real.told(Ready="Canary")
+        real.reported(Ready="Canary")
         (new,) = deployments(real).keys() - {old}
         assert weights(real) == {old: 50, new: 50}
-        gateway.tell(Traffic(revisions={old: (100, 1000), new: (100, 1400)}))
+        gateway.report(Traffic(revisions={old: (100, 1000), new: (100, 1400)}))
         real.edit(rollout=late("1.5x", hold="50m"))  # answered by a look at what the gateway tells
-        real.told(Ready="Canary")
-        gateway.tell(Traffic(revisions={old: (100, 1000), new: (100, 1600)}))
-        told = real.told(Stalled="RolledBack")["Stalled"]
+        real.reported(Ready="Canary")
+        gateway.report(Traffic(revisions={old: (100, 1000), new: (100, 1600)}))
+        reported = real.reported(Stalled="RolledBack")["Stalled"]
         why = "canary at 50 %: the first token took 1.60 s (p95 of 100 requests), abortOn.ttftP95 is 1.5x of the old one's 1.00 s"
-        assert told["message"].startswith(why)
+        assert reported["message"].startswith(why)
         assert weights(real) == {old: 100, new: 0}
         assert real.service()["status"]["rollout"]["reason"] == why
         eventually(lambda: not real.end_pods() and {pod["metadata"]["uid"] for pod in real.pods()} == mine, "the old replicas alone")
@@ -171,7 +171,7 @@ def serve(real, fake, count):
     """So many replicas have a node, and get ready."""
     pods = replicas(real, fake, count)
     for pod in pods:
-        real.node.tell(pod, running(ready=True))
+        real.node.report(pod, running(ready=True))
     return pods
 
 
@@ -191,7 +191,7 @@ def settled(real, fake, old, count):
     def look():
         for pod in staying(real):
             if pod["spec"].get("nodeName") == fake.name and pod["status"]["phase"] == "Pending":
-                real.node.tell(pod, running(ready=True))
+                real.node.report(pod, running(ready=True))
         real.end_pods()
         now = sides(real, fake)
         return ready(real)[0] == "Available" and old not in now and now.total() == count == len(real.pods())
@@ -208,7 +208,7 @@ def first_revision(real, fake):
     real.apply(accelerators=[gpu("H100")], engine=ENGINE, replicas=2)
     inspected(real)
     serve(real, fake, 2)
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     (old,) = deployments(real)
     real.edit(engine={"maxModelLen": 2048})
     return old
@@ -256,7 +256,7 @@ def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real
         real.apply(accelerators=[gpu("H100")], engine=ENGINE, replicas=1, rollout={"strategy": "Replace"})
         inspected(real)
         (old,) = serve(real, fake, 1)
-        real.told(Ready="Available")
+        real.reported(Ready="Available")
 
         def served():
             (pod,) = [pod for pod in real.pods() if not is_trial(pod)]
@@ -265,20 +265,20 @@ def test_a_trial_keeps_a_bad_image_from_the_only_replica_on_the_only_device(real
         pod = try_out(real, "localhost/daemon:nope", 2048)
         # Pod Security `restricted` let it in; it is where the image is needed, though the device there is in use.
         assert pod["spec"]["nodeName"] == fake.name
-        told = real.told(Reconciling="RollingOut")["Reconciling"]["message"]
-        assert "the old replica stays until the trial of the new revision has passed" in told
+        reported = real.reported(Reconciling="RollingOut")["Reconciling"]["message"]
+        assert "the old replica stays until the trial of the new revision has passed" in reported
         assert served()
-        real.node.tell(pod, waiting("ImagePullBackOff", 'Back-off pulling image "localhost/daemon:nope": not found'))
-        told = real.told(Stalled="RolledBack")["Stalled"]["message"]
-        assert "localhost/daemon:nope" in told
-        assert told.endswith("1 ready replica of an older revision continues to serve")
+        real.node.report(pod, waiting("ImagePullBackOff", 'Back-off pulling image "localhost/daemon:nope": not found'))
+        reported = real.reported(Stalled="RolledBack")["Stalled"]["message"]
+        assert "localhost/daemon:nope" in reported
+        assert reported.endswith("1 ready replica of an older revision continues to serve")
         eventually(lambda: not real.end_pods() and len(real.pods()) == 1, "the trial is gone")
         assert served()
         assert len(deployments(real)) == 1
 
         pod = try_out(real, "localhost/daemon:2", 1024)
         assert served()
-        real.node.tell(pod, passed())
+        real.node.report(pod, passed())
         settled(real, fake, revision(old), 1)
         (new,) = real.pods()
         assert [container["image"] for container in new["spec"]["containers"]] == ["localhost/daemon:2"]

@@ -46,7 +46,7 @@ def keep_serving(real):
     real.end_pods()
     for pod in real.kube.list(PODS, real.namespace):
         if pod["spec"].get("nodeName") and not is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
-            real.node.tell(pod, running(ready=True))
+            real.node.report(pod, running(ready=True))
 
 
 def reaches(real, wanted):
@@ -89,22 +89,22 @@ def test_auto_wakes_grows_survives_a_restart_shrinks_and_sleeps(real, account, g
     options = ("--resync", "300s", "--gateways", gateway.address)
     with running_operator(account, *options) as operator:
         real.apply(replicas=0, engine={"maxConcurrency": 4}, drain={"timeout": "1s"}, scaling=QUICK)
-        real.told(Ready="ScaledToZero")
-        gateway.tell(Traffic(held=1))
+        real.reported(Ready="ScaledToZero")
+        gateway.report(Traffic(held=1))
         reaches(real, 1)
-        gateway.tell(BUSY)
+        gateway.report(BUSY)
         reaches(real, 3)
-        real.told(Ready="Available")
+        real.reported(Ready="Available")
         assert decisions(real)[0] == (0, 1)
         assert operator.events("reconcile_bug") == []
-    gateway.tell(Traffic(rate=0.2, running=1))
+    gateway.report(Traffic(rate=0.2, running=1))
     restarted = datetime.now(UTC)
     with running_operator(account, *options) as operator:
         reaches(real, 1)
         assert shrunk(real) - restarted > timedelta(seconds=20), "a restart takes nothing away for a window"
-        gateway.tell(Traffic())
+        gateway.report(Traffic())
         reaches(real, 0)
-        real.told(Ready="ScaledToZero")
+        real.reported(Ready="ScaledToZero")
         assert operator.events("reconcile_bug") == []
     live, scaling = real.service(), real.service()["status"]["scaling"]
     assert (live["spec"]["replicas"], live["metadata"]["generation"]) == (0, 1)
@@ -118,8 +118,8 @@ def test_manual_stays_and_an_hpa_moves_an_external_service(real, account, gatewa
     with running_operator(account, "--resync", "300s", "--gateways", gateway.address):
         real.apply(replicas=1)
         reaches(real, 1)
-        gateway.tell(BUSY)
-        real.told(Ready="Available")
+        gateway.report(BUSY)
+        real.reported(Ready="Available")
         real.edit(scaling={"mode": "External", "min": 0, "idleAfter": "10s"})
         target = {"apiVersion": SERVICES.api_version, "kind": SERVICES.kind, "name": NAME}
         metric = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}}
@@ -130,10 +130,10 @@ def test_manual_stays_and_an_hpa_moves_an_external_service(real, account, gatewa
         reaches(real, 2)
         assert real.service()["spec"]["replicas"] == 2, "by the HPA, through the scale subresource"
         real.kube.delete(AUTOSCALERS, real.namespace, NAME)
-        gateway.tell(Traffic())
+        gateway.report(Traffic())
         real.edit(replicas=0)
         reaches(real, 0)
-        gateway.tell(Traffic(held=1))
+        gateway.report(Traffic(held=1))
         reaches(real, 1)
         assert real.service()["spec"]["replicas"] == 0
         # Said after it was done.

@@ -63,7 +63,7 @@ async def streamed(container):
 async def test_a_stream_outlives_a_drain_by_operators_whose_clocks_are_wrong(skews, real, account, kubelet, gate, orders):
     first, second = skews
     async with skewed(account, first):
-        await until(lambda: any(one.told for one in kubelet.containers.values()))
+        await until(lambda: any(one.reported for one in kubelet.containers.values()))
         (container,) = kubelet.containers.values()
         replica, control = container.running.front.front.replica, container.running.front.front._control
         gate.clear()

@@ -29,40 +29,40 @@ def serve_new(real, count: int, status: Body) -> None:
     """The pods that are not up yet get this status."""
     for pod in real.node.placed(real.namespace, count):
         if pod["status"]["phase"] == "Pending":
-            real.node.tell(pod, status)
+            real.node.report(pod, status)
 
 
 def test_every_status_is_honest_through_start_scale_rollout_a_bad_image_and_recovery(real, operator, history):
     history.change("applied")
     real.apply()
     serve_new(real, 1, running())
-    real.told(Reconciling="LoadingModel")
+    real.reported(Reconciling="LoadingModel")
     real.serve()
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     history.change("scaled up")
     real.edit(replicas=3)
     serve_new(real, 3, running(ready=True))
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     history.change("a bad image")
     real.edit(engine={"maxModelLen": 128})
     serve_new(real, 6, waiting("ErrImagePull", "not found"))
-    told = real.told(Reconciling="ImagePull")
-    assert told["Ready"]["message"].endswith("3 ready replicas of an older revision continue to serve")
+    reported = real.reported(Reconciling="ImagePull")
+    assert reported["Ready"]["message"].endswith("3 ready replicas of an older revision continue to serve")
     history.change("mended")
     serve_new(real, 6, running(ready=True))
     eventually(lambda: not real.end_pods() and len(real.pods()) == 3, "the old pods go")
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     history.change("a crash")
-    real.node.tell(real.pods()[0], crashed(code=1, message="boom"))
-    real.told(Reconciling="CrashLooping")
+    real.node.report(real.pods()[0], crashed(code=1, message="boom"))
+    real.reported(Reconciling="CrashLooping")
     history.change("recovered")
-    real.node.tell(real.pods()[0], running(ready=True))
+    real.node.report(real.pods()[0], running(ready=True))
     real.serve(3)
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     history.change("scaled to zero")
     real.edit(replicas=0)
     eventually(lambda: not real.end_pods() and not real.pods(), "all pods go")
-    real.told(Ready="ScaledToZero", Reconciling="Settled")
+    real.reported(Ready="ScaledToZero", Reconciling="Settled")
     versions = history.stop()
     assert len([version for version in versions if version.status]) >= 10
     assert violations(versions) == []
@@ -71,10 +71,10 @@ def test_every_status_is_honest_through_start_scale_rollout_a_bad_image_and_reco
 def test_each_change_has_one_event_and_rest_has_none(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available", Reconciling="Settled")
-    told = eventually(lambda: [e for e in stories(real) if e["reason"] == "Available"] and stories(real), "the last word")
-    assert len({event["reason"] for event in told}) == len(told)
-    assert {event["regarding"]["name"] for event in told} == {NAME}
+    real.reported(Ready="Available", Reconciling="Settled")
+    reported = eventually(lambda: [e for e in stories(real) if e["reason"] == "Available"] and stories(real), "the last word")
+    assert len({event["reason"] for event in reported}) == len(reported)
+    assert {event["regarding"]["name"] for event in reported} == {NAME}
     described = real.cluster.kubectl("describe", "inferenceservice", NAME, "-n", real.namespace)
     assert "1 of 1 replicas ready" in described.partition("Events:")[2]
 
@@ -86,7 +86,7 @@ def stories(real):
 def test_a_served_name_belongs_to_the_oldest_and_passes_on_when_it_goes(real, operator):
     real.apply(model={"uri": "pvc://models", "servedNames": [real.namespace]})
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     spec = real.service()["spec"]
     later = {"apiVersion": API_VERSION, "kind": SERVICES.kind, "metadata": {"name": "later", "namespace": real.namespace}, "spec": spec}
     real.kube.create(SERVICES, real.namespace, later)
@@ -97,7 +97,7 @@ def test_a_served_name_belongs_to_the_oldest_and_passes_on_when_it_goes(real, op
 
     assert f"{real.namespace!r} belongs to {real.namespace}/{NAME}" in eventually(conflict, "the later one is told")
     assert not [child for child in real.children() if "later" in child]
-    assert real.told(Ready="Available")
+    assert real.reported(Ready="Available")
     real.kube.delete(SERVICES, real.namespace, NAME)
     eventually(lambda: conflict() is None and [child for child in real.children() if "later" in child], "its turn")
     real.kube.delete(SERVICES, real.namespace, "later")
@@ -107,7 +107,7 @@ def test_an_older_service_does_not_take_a_served_name_that_a_younger_one_has(rea
     mine, other = real.namespace, f"{real.namespace}-other"
     real.apply(model={"uri": "pvc://models", "servedNames": [mine]})
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     spec = real.service()["spec"] | {"model": {"uri": "pvc://models", "servedNames": [other]}}
     younger = {"apiVersion": API_VERSION, "kind": SERVICES.kind, "metadata": {"name": "later", "namespace": real.namespace}, "spec": spec}
     real.kube.create(SERVICES, real.namespace, younger)
@@ -117,7 +117,7 @@ def test_an_older_service_does_not_take_a_served_name_that_a_younger_one_has(rea
 
     eventually(lambda: names("later") == [other], "it has its name")
     real.edit(model={"uri": "pvc://models", "servedNames": [mine, other]})
-    assert f"{other!r} belongs to {real.namespace}/later" in real.told(Stalled="NameConflict")["Stalled"]["message"]
+    assert f"{other!r} belongs to {real.namespace}/later" in real.reported(Stalled="NameConflict")["Stalled"]["message"]
     assert (names(NAME), names("later")) == ([mine], [other])
     real.kube.delete(SERVICES, real.namespace, "later")
     eventually(lambda: names(NAME) == [mine, other], "free for the next")
@@ -126,7 +126,7 @@ def test_an_older_service_does_not_take_a_served_name_that_a_younger_one_has(rea
 def test_printer_columns_show_what_an_admin_wants(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available", Reconciling="Settled")
+    real.reported(Ready="Available", Reconciling="Settled")
     head, line = real.cluster.kubectl("get", "inferenceservices", "-n", real.namespace).splitlines()
     assert head.split() == ["NAME", "READY", "REASON", "REPLICAS", "DESIRED", "ACCELERATOR", "AGE"]
     assert line.split()[:6] == [NAME, "True", "Available", "1", "1", "cpu[0]"]
@@ -135,10 +135,10 @@ def test_printer_columns_show_what_an_admin_wants(real, operator):
 def test_nobody_but_the_operator_writes_its_events(real, operator):
     real.apply()
     real.serve()
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
 
-    def told():
+    def reported():
         return [e for e in real.cluster.audit(user=USER, verbs=["create"]) if e["objectRef"]["resource"] == "events"]
 
-    eventually(told, "its Events in the audit log")  # each is posted after the status that it is about
-    assert {event["objectRef"]["apiGroup"] for event in told()} == {"events.k8s.io"}
+    eventually(reported, "its Events in the audit log")  # each is posted after the status that it is about
+    assert {event["objectRef"]["apiGroup"] for event in reported()} == {"events.k8s.io"}

@@ -44,7 +44,7 @@ def test_replicas_can_verify_what_the_cluster_issues_and_nothing_stays_behind(re
         verify(token(real.kube), keys, None, time.time())
     version = kept["metadata"]["resourceVersion"]
     real.serve(2)
-    real.told(Ready="Available")
+    real.reported(Ready="Available")
     assert real.kube.get(CONFIG_MAPS, real.namespace, JWKS_CONFIG_MAP)["metadata"]["resourceVersion"] == version
     real.kube.delete(SERVICES, real.namespace, NAME)
     eventually(

@@ -39,7 +39,7 @@ def fleet(real, account):
             spec = {"profileRef": {"name": real.namespace}} | VARIANTS[number % len(VARIANTS)]
             real.kube.create(SERVICES, real.namespace, service_body(name, real.namespace, **spec))
         for pod in real.node.placed(real.namespace, SERVICES_COUNT):
-            real.node.tell(pod, running(ready=True))
+            real.node.report(pod, running(ready=True))
         eventually(lambda: settled(real), "all serve under the other version")
     finally:
         with_earlier.stop()
@@ -100,8 +100,8 @@ def test_to_a_version_that_renders_otherwise_and_back_no_pod_rolls_until_asked(f
         look_at_all(fleet, now)
         assert running_state(fleet) == before
         assert settled(fleet)
-        told = {body["status"].get("outdated") for body in fleet.kube.list(SERVICES, fleet.namespace)}
-        assert told == {"podTemplate.spec.containers[daemon].env"}, "what would be rendered otherwise now is said of each"
+        reported = {body["status"].get("outdated") for body in fleet.kube.list(SERVICES, fleet.namespace)}
+        assert reported == {"podTemplate.spec.containers[daemon].env"}, "what would be rendered otherwise now is said of each"
         image = {"spec": {"images": {"daemon": "localhost/daemon:2"}}}
         fleet.kube.merge(PROFILES, "", fleet.namespace, image)
         look_at_all(fleet, now)
@@ -126,10 +126,10 @@ def asked(fleet, before):
     assert [pod["metadata"]["labels"][LABEL_SERVICE] for pod in fresh] == [NAMES[0]]
     placed = fleet.node.placed(fleet.namespace, 2, f"{LABEL_SERVICE}={NAMES[0]}")
     for pod in placed:
-        fleet.node.tell(pod, running(ready=True))
+        fleet.node.report(pod, running(ready=True))
     eventually(lambda: not fleet.end_pods() and len(fleet.pods()) == SERVICES_COUNT, "the old pod goes")
     eventually(lambda: settled(fleet), "all settled")
-    told = {body["metadata"]["name"]: body["status"].get("outdated") for body in fleet.kube.list(SERVICES, fleet.namespace)}
-    assert [name for name, paths in told.items() if not paths] == [NAMES[0]]
+    reported = {body["metadata"]["name"]: body["status"].get("outdated") for body in fleet.kube.list(SERVICES, fleet.namespace)}
+    assert [name for name, paths in reported.items() if not paths] == [NAMES[0]]
     others = {key: value for key, value in before.items() if not key[1].startswith(f"{NAMES[0]}-")}
     assert others.items() <= running_state(fleet).items()

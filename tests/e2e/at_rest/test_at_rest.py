@@ -17,7 +17,7 @@ QUIET_SECONDS, CALM_SECONDS = 30, 10
 
 def test_the_operator_writes_nothing_at_rest_and_the_gateway_never(pagoda, namespace):
     assert pagoda.serve(namespace, "quiet", pagoda.model).ready
-    eventually(lambda: "Available" in told_by_events(pagoda, namespace), "the operator's last write, the Event of that word")
+    eventually(lambda: "Available" in reported_by_events(pagoda, namespace), "the operator's last write, the Event of that word")
     assert pagoda.running.audit(user=OPERATOR, verbs="write"), "the audit log shows no write at all: it counts nothing"
     # What others do still, a busy controller or the end of an earlier test's namespace, is no rest yet; an operator that writes again and
     # again never is quiet for so long.
@@ -35,7 +35,7 @@ def written(pagoda, since):
     return [what for what in found if what[1]["resource"] != "leases"]
 
 
-def told_by_events(pagoda, namespace):
+def reported_by_events(pagoda, namespace):
     return [event["reason"] for event in pagoda.running.get("events.events.k8s.io", "-n", namespace)["items"]]
 
 

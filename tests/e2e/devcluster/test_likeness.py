@@ -18,9 +18,9 @@ LITTLE = {"memory": "32Mi"}
 def shape(status: dict[str, Any]) -> dict[str, Any]:
     """What a controller or a person reads; not addresses, times, digests and whose error text it was."""
     conditions = {one["type"]: (one["status"], one.get("reason"), one.get("message")) for one in status["conditions"]}
-    told = [state_shape(one) for one in status["containerStatuses"]]
+    reported = [state_shape(one) for one in status["containerStatuses"]]
     fields = sorted(status.keys() - {"qosClass"})
-    return {"phase": status["phase"], "conditions": conditions, "containers": told, "fields": fields}
+    return {"phase": status["phase"], "conditions": conditions, "containers": reported, "fields": fields}
 
 
 def state_shape(one: dict[str, Any]) -> dict[str, Any]:

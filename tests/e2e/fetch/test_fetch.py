@@ -8,10 +8,10 @@ import pytest
 import yaml
 from pagoda_contracts.names import API_VERSION
 from pydoc_answers import questions
+from support.harness.fake_nodes import MIXED, TOLERATION, device_node
 from support.kube.client import Kube
 from support.kube.services import service
 from support.servers.fetch_hub import Fault, running_hub
-from support.worlds.fake_nodes import MIXED, TOLERATION, device_node
 
 pytestmark = pytest.mark.cluster
 

@@ -51,7 +51,7 @@ class Fetcher:
         self.around = Surroundings(hub, self.credentials, self.claims, limits=self.limits)
         self.store = Store(self.root, self.limits.reserve)
         self.seen: list[Progress] = []
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
 
     def credential(self, name: str, **files: str) -> str:
         folder = self.credentials / name
@@ -62,18 +62,18 @@ class Fetcher:
 
     async def fetch(self, uri: str = "hf://org/model", revision: str = "", digest: str = "", credential: str = "") -> Path:
         order = Order(parse(uri, revision), digest, credential)
-        done = await fetch(order, self.store, self.around, myself(""), self._tell)
+        done = await fetch(order, self.store, self.around, myself(""), self._report)
         return Path(done.path)
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         self.seen.append(progress)
-        self._told.set()
+        self._reported.set()
 
     async def reached(self, phase: str, done: int = 0) -> None:
         """Returns when progress has named this phase, with so many bytes written."""
         while not any(progress.phase == phase and progress.done >= done for progress in self.seen):
-            self._told.clear()
-            await self._told.wait()
+            self._reported.clear()
+            await self._reported.wait()
 
     def published(self) -> list[str]:
         return sorted(path.name for path in self.root.glob("sha256-*"))

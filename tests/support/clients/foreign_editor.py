@@ -49,11 +49,11 @@ class ForeignEditor:
         """What was done, in words."""
         name = self._rng.choice(list(self._edits))
         try:
-            told = f"{name} {self._edits[name]()}"
+            reported = f"{name} {self._edits[name]()}"
         except AssertionError as error:  # conflict, gone meanwhile, or not valid
-            told = f"{name} refused: {str(error)[:80]}"
-        self.done[told.split()[0] if "refused" not in told else "refused"] += 1
-        return told
+            reported = f"{name} refused: {str(error)[:80]}"
+        self.done[reported.split()[0] if "refused" not in reported else "refused"] += 1
+        return reported
 
     def _scale(self) -> str:
         return self._merged(DEPLOYMENTS, {"spec": {"replicas": self._rng.randrange(4)}})

@@ -36,32 +36,32 @@ class Outcome:
         return len(errors) == 1 and self.events[-2:] == [errors[0], "[DONE]"]
 
 
-async def ask(client: httpx.AsyncClient, told: Outcome, body: dict[str, Any]) -> Outcome:
+async def ask(client: httpx.AsyncClient, reported: Outcome, body: dict[str, Any]) -> Outcome:
     """Whatever happens is in `told`."""
     try:
-        async with client.stream("POST", "/v1/completions", json={**body, "prompt": told.name, "stream": told.stream}) as answer:
-            told.status, told.retry = answer.status_code, answer.headers.get(HEADER_SHOULD_RETRY)
-            if told.stream and answer.status_code == 200:
-                await _read(answer, told)
+        async with client.stream("POST", "/v1/completions", json={**body, "prompt": reported.name, "stream": reported.stream}) as answer:
+            reported.status, reported.retry = answer.status_code, answer.headers.get(HEADER_SHOULD_RETRY)
+            if reported.stream and answer.status_code == 200:
+                await _read(answer, reported)
             else:
                 document = json.loads(await answer.aread())
-                told.error = document.get("error", {}).get("code")
+                reported.error = document.get("error", {}).get("code")
     except httpx.HTTPError:
-        told.error = "broken"
-    told.ended = time.monotonic()
-    told.began.set()
-    return told
+        reported.error = "broken"
+    reported.ended = time.monotonic()
+    reported.began.set()
+    return reported
 
 
-async def _read(answer: httpx.Response, told: Outcome) -> None:
+async def _read(answer: httpx.Response, reported: Outcome) -> None:
     async for line in answer.aiter_lines():
         if line.startswith("data: "):
-            told.events.append(line.removeprefix("data: "))
-            told.began.set()
-            if told.events[-1].startswith('{"error"'):
-                told.error = json.loads(told.events[-1])["error"]["code"]
-    if told.error is None and told.events[-1:] != ["[DONE]"]:
-        told.error = "broken"
+            reported.events.append(line.removeprefix("data: "))
+            reported.began.set()
+            if reported.events[-1].startswith('{"error"'):
+                reported.error = json.loads(reported.events[-1])["error"]["code"]
+    if reported.error is None and reported.events[-1:] != ["[DONE]"]:
+        reported.error = "broken"
 
 
 class MixedClients:
@@ -70,11 +70,11 @@ class MixedClients:
     def __init__(self, address: str, body: dict[str, Any], streams: int = 3, wholes: int = 1) -> None:
         self.outcomes = [Outcome(f"s{i}", True) for i in range(streams)] + [Outcome(f"w{i}", False) for i in range(wholes)]
         self._http = httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S, trust_env=False)
-        self._tasks = [asyncio.ensure_future(ask(self._http, told, body)) for told in self.outcomes]
+        self._tasks = [asyncio.ensure_future(ask(self._http, reported, body)) for reported in self.outcomes]
 
     async def streaming(self) -> None:
         """Until every stream has begun (or ended)."""
-        await asyncio.wait_for(asyncio.gather(*(told.began.wait() for told in self.outcomes if told.stream)), PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*(reported.began.wait() for reported in self.outcomes if reported.stream)), PATIENCE_S)
 
     async def ended(self) -> list[Outcome]:
         try:

@@ -93,9 +93,9 @@ class Transitions:
     def logged(self, stalled: list[str], since: float) -> list[list[Body]]:
         """All writes, once those that the verdicts are told by are among them."""
         events = [event for event in self.real.cluster.audit(since=since) if event.get("objectRef")]
-        return [events] if all(self.told(name, events)[1] for name in stalled) else []
+        return [events] if all(self.reported(name, events)[1] for name in stalled) else []
 
-    def told(self, name: str, events: list[Body]) -> tuple[Body, list[Body]]:
+    def reported(self, name: str, events: list[Body]) -> tuple[Body, list[Body]]:
         """The user's last change of a service, and what the operator wrote to the service after it."""
         mine = [event for event in events if (event["objectRef"]["resource"], event["objectRef"].get("name")) == (SERVICES.plural, name)]
         (asked,) = [event for event in mine if event["user"]["username"] != USER and event["responseStatus"]["code"] == 200]
@@ -103,9 +103,9 @@ class Transitions:
 
     def verdict(self, name: str, events: list[Body]) -> float:
         """How long the operator took with the user's last change, by the API server's own times."""
-        asked, told = self.told(name, events)
-        assert 1 <= len(told) <= STATUS_WRITES, [event["requestURI"] for event in told]
-        return (answered(told[-1]) - received(asked)).total_seconds()
+        asked, reported = self.reported(name, events)
+        assert 1 <= len(reported) <= STATUS_WRITES, [event["requestURI"] for event in reported]
+        return (answered(reported[-1]) - received(asked)).total_seconds()
 
     def clear(self) -> None:
         """All of them deleted, and nothing of theirs left."""
@@ -128,7 +128,7 @@ class Transitions:
         self.real.end_pods()
         for pod in self.real.pods():
             if pod["spec"].get("nodeName") == NODE and "deletionTimestamp" not in pod["metadata"] and not is_ready(pod):
-                self.real.node.tell(pod, running(ready=True))
+                self.real.node.report(pod, running(ready=True))
 
     def service(self, name: str) -> Body:
         return self.real.kube.get(SERVICES, self.real.namespace, name) or {}

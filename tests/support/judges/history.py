@@ -43,10 +43,10 @@ class Version(NamedTuple):
 
 def violations(versions: Sequence[Version]) -> list[str]:
     """What is wrong with a history, in order; nothing where the status was honest at every version."""
-    told = [version for version in versions if version.status]
-    single = [f"{version.name}: {fault}" for version in told for fault in _faults(version)]
-    steps = [f"{after.name}: {fault}" for before, after in pairwise(told) for fault in _broken(before, after)]
-    return single + steps + _flips(told)
+    reported = [version for version in versions if version.status]
+    single = [f"{version.name}: {fault}" for version in reported for fault in _faults(version)]
+    steps = [f"{after.name}: {fault}" for before, after in pairwise(reported) for fault in _broken(before, after)]
+    return single + steps + _flips(reported)
 
 
 def _faults(version: Version) -> Iterator[str]:
@@ -77,9 +77,9 @@ def _broken(before: Version, after: Version) -> Iterator[str]:
             yield f"{kind} did not flip and its lastTransitionTime moved"
 
 
-def _flips(told: Sequence[Version]) -> list[str]:
+def _flips(reported: Sequence[Version]) -> list[str]:
     counts: dict[tuple[int, str], list[str]] = {}
-    for before, after in pairwise(told):
+    for before, after in pairwise(reported):
         for kind in sorted(CONDITIONS):
             old, new = (version.conditions.get(kind, {}).get("status", "") for version in (before, after))
             if old != new:

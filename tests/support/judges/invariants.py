@@ -74,9 +74,9 @@ def surplus_replicas(events: Sequence[Event]) -> Iterator[str]:
 def _settled(body: Body) -> bool:
     """Whether its status says that all is as this very spec wants it."""
     status = body.get("status", {})
-    told = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
+    reported = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
     fresh = status.get("observedGeneration") == body["metadata"]["generation"]
-    return bool(fresh and told.get("Ready") == "True" and told.get("Reconciling") == "False")
+    return bool(fresh and reported.get("Ready") == "True" and reported.get("Reconciling") == "False")
 
 
 def overdrawn(events: Sequence[Event], quota: str, word: str) -> Iterator[str]:

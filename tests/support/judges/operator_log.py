@@ -41,11 +41,11 @@ def known(names: set[str], log: list[dict[str, Any]], runs: list[dict[str, Any]]
     return seen
 
 
-def announced(asked: list[tuple[str, float]], told: Mapping[str, Sequence[float]]) -> list[tuple[str, Span]]:
+def announced(asked: list[tuple[str, float]], reported: Mapping[str, Sequence[float]]) -> list[tuple[str, Span]]:
     """Until when the API server had told nobody of each edit: `told` are the times at which another watch saw new generations."""
     spans = []
     for name, at in asked:
-        later = [moment for moment in told.get(name, ()) if moment >= at]
+        later = [moment for moment in reported.get(name, ()) if moment >= at]
         spans += [(name, Span(at, min(later)))] if later else []
     return spans
 

@@ -24,7 +24,7 @@ WRITES, OF_ONE = 3, 20
 
 
 def changes(events: Sequence[Event]) -> list[int]:
-    """The versions at which a user changed something: a service or a quota came, got another spec or went; or at which the world did: a
+    """The versions at which a user changed something: a service or a quota came, got another spec or went; or at which the cluster did: a
     pod that was ready is not any more, though nobody deletes it."""
     specs: dict[str, int] = {}
     ready: set[str] = set()
@@ -63,7 +63,9 @@ def flips(events: Sequence[Event], allowed: int = FLIPS) -> Iterator[str]:
                 turns.setdefault((*who, bisect_right(points, event.version)), [before]).append(status)
                 seen[who] = status
     yield from (
-        f"I8: in change {change} {kind} went {' '.join(told)}" for (_, kind, change), told in turns.items() if len(told) - 1 > allowed
+        f"I8: in change {change} {kind} went {' '.join(reported)}"
+        for (_, kind, change), reported in turns.items()
+        if len(reported) - 1 > allowed
     )
 
 

@@ -37,9 +37,9 @@ def dishonest(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _lies(body: Body) -> Iterator[str]:
-    told, desired = body.get("status", {}).get("readyReplicas", 0), _desired(body)
-    if told < desired:
-        yield f"I8: Ready with {told} of {desired} ready replicas"
+    reported, desired = body.get("status", {}).get("readyReplicas", 0), _desired(body)
+    if reported < desired:
+        yield f"I8: Ready with {reported} of {desired} ready replicas"
 
 
 def unfounded(events: Sequence[Event], lag: float = LAG_S) -> Iterator[str]:
@@ -50,16 +50,16 @@ def unfounded(events: Sequence[Event], lag: float = LAG_S) -> Iterator[str]:
     now = 0.0
     for event in events:
         now = max(now, event.at)
-        yield from (line for told in services.values() for line in told.unfounded(now - lag))
+        yield from (line for reported in services.values() for line in reported.unfounded(now - lag))
         if event.kind == SERVICES.kind:
-            services[event.body["metadata"]["uid"]].tell(event)
+            services[event.body["metadata"]["uid"]].report(event)
         elif event.kind == PODS.kind:
             uid, owner = event.body["metadata"]["uid"], event.body["metadata"].get("labels", {}).get(LABEL_SERVICE_UID, "")
             ready.pop(uid, None)
             if event.change != "DELETED" and is_ready(event.body):
                 ready[uid] = owner
             services[owner].count(now, sum(mine == owner for mine in ready.values()))
-    yield from (line for told in services.values() for line in told.unfounded(now - lag))
+    yield from (line for reported in services.values() for line in reported.unfounded(now - lag))
 
 
 def is_ready(pod: Body) -> bool:
@@ -85,7 +85,7 @@ class _Told:
     witnessed: bool = False
     generation: int = 0
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         if event.change == "DELETED":
             self.body, self.witnessed = None, False
             return
@@ -104,11 +104,11 @@ class _Told:
             return
         ends = [level.at for level in self.levels[1:]]
         most = max(level.ready for level, end in zip(self.levels, [*ends, oldest], strict=True) if end >= oldest)
-        told, desired = self.body["status"].get("readyReplicas", 0), _desired(self.body)
+        reported, desired = self.body["status"].get("readyReplicas", 0), _desired(self.body)
         if most < desired:
             yield f"I8: Ready with {most} Ready pods, {desired} are wanted"
-        if most < told:
-            yield f"I8: {told} ready replicas told, at most {most} pods were Ready"
+        if most < reported:
+            yield f"I8: {reported} ready replicas told, at most {most} pods were Ready"
 
 
 def _fresh(body: Body) -> bool:

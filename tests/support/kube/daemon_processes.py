@@ -41,7 +41,7 @@ class DaemonProcesses:
             faults = ()
             listen = Listen(host=host, http=PORT_DAEMON_HTTP, grpc=PORT_DAEMON_GRPC, probes=PORT_PROBES, run_dir=config.listen.run_dir)
             self.daemons[pod["metadata"]["name"]] = self.stack.enter_context(start_replica(config.model_copy(update={"listen": listen})))
-            self.real.node.tell(pod, running(ready=True) | {"podIP": host, "podIPs": [{"ip": host}]})
+            self.real.node.report(pod, running(ready=True) | {"podIP": host, "podIPs": [{"ip": host}]})
         return [pod["metadata"]["name"] for pod in pods]
 
     def freeze(self, pod: str) -> str:
@@ -58,5 +58,5 @@ class DaemonProcesses:
 def endpoints(gateway: GatewayProcess, verdict: str, service: str = "") -> int:
     """How many the gateway sees so, of that service (namespace/name) or of all."""
     samples = [sample for family in text_string_to_metric_families(gateway.scrape()) for sample in family.samples]
-    told = [s for s in samples if s.name == "pagoda_gateway_endpoints" and s.labels["verdict"] == verdict]
-    return sum(int(sample.value) for sample in told if service in ("", sample.labels["service"]))
+    reported = [s for s in samples if s.name == "pagoda_gateway_endpoints" and s.labels["verdict"] == verdict]
+    return sum(int(sample.value) for sample in reported if service in ("", sample.labels["service"]))

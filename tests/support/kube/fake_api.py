@@ -40,13 +40,13 @@ class Crash(BaseException):
 
 
 class FakeApi:
-    """The verbs that `reconcile.Cluster` asks for, a journal of the writes, and the world's own moves."""
+    """The verbs that `reconcile.Cluster` asks for, a journal of the writes, and what the cluster does by itself."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Body] = {}
         self.journal: list[tuple[str, str, str]] = []
         # Writes of Events, apart: a test of children and status counts those alone.
-        self.told: list[tuple[str, str, str]] = []
+        self.reported: list[tuple[str, str, str]] = []
         self.before_write: Callable[[str, str, str], None] = lambda *_: None
         self.refuse: dict[str, OperatorError] = {}
         # Hears of each write that was answered, as Hooks.wrote does.
@@ -146,7 +146,7 @@ class FakeApi:
             raise self.refuse[resource.kind]
         self._maybe_crash()
         yield
-        (self.told if resource == EVENTS else self.journal).append((verb, resource.kind, name))
+        (self.reported if resource == EVENTS else self.journal).append((verb, resource.kind, name))
         self._maybe_crash()
 
     def _maybe_crash(self) -> None:
@@ -156,7 +156,7 @@ class FakeApi:
                 self.crash_in = None
                 raise Crash
 
-    # The world
+    # The cluster
 
     def put(self, resource: Resource, body: Json) -> Body:
         """Store a new object as the server would."""
@@ -202,7 +202,7 @@ class FakeApi:
                 self.remove(pod)
                 mine.remove(pod)
             mine += [self.put(PODS, new_pod(deployment, next(self._numbers))) for _ in range(wanted - len(mine))]
-            self._tell(deployment, mine)
+            self._report(deployment, mine)
         for pod in self.of(PODS):
             if is_trial(pod) and "status" not in pod:
                 self.report(pod, self.trial(pod))
@@ -217,7 +217,7 @@ class FakeApi:
             del self.objects[self._key(PODS, pod["metadata"])]
         self.removed(pod)
 
-    def _tell(self, deployment: Body, pods: list[Body]) -> None:
+    def _report(self, deployment: Body, pods: list[Body]) -> None:
         available = sum(map(is_ready, pods))
         done = available >= deployment["spec"]["replicas"] or _progress(deployment) == "NewReplicaSetAvailable"
         reason = "NewReplicaSetAvailable" if done else "ReplicaSetUpdated"
@@ -328,13 +328,13 @@ def _progress(deployment: Body) -> str:
 def new_pod(deployment: Body, number: int) -> Body:
     meta = deployment["metadata"]
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
-    told = copied({field: deployment["spec"]["template"]["metadata"].get(field, {}) for field in ("labels", "annotations")})
+    reported = copied({field: deployment["spec"]["template"]["metadata"].get(field, {}) for field in ("labels", "annotations")})
     name = f"{meta['name']}-{number}"
     spec = copied(deployment["spec"]["template"]["spec"])
     # Each one is younger than all before it, though no clock moves here.
     since = {"creationTimestamp": f"2026-01-01T00:00:00.{number:06}Z"}
     return {
-        "metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner], **since, **told},
+        "metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner], **since, **reported},
         "spec": spec,
         "status": {},
     }

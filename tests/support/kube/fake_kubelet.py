@@ -77,7 +77,7 @@ class Container:
 
     ip: str
     running: Running
-    told: bool | None = None
+    reported: bool | None = None
     stopping: bool = False
 
 
@@ -106,10 +106,10 @@ class FakeKubelet:
         elif container is None:
             if pod["spec"].get("nodeName") == NODE:
                 self.containers[pod["metadata"]["uid"]] = await self._start(pod)
-        elif container.told != (ready := await container.running.ready()):
+        elif container.reported != (ready := await container.running.ready()):
             status = running(ready=ready) | {"podIP": container.ip, "podIPs": [{"ip": container.ip}]}
-            await asyncio.to_thread(self.real.node.tell, pod, status)
-            container.told = ready
+            await asyncio.to_thread(self.real.node.report, pod, status)
+            container.reported = ready
 
     async def _start(self, pod: Body) -> Container:
         number = next(self._numbers)

@@ -68,7 +68,7 @@ class FaultProxy:
         self._muted: set[int] = set()
         self._watches: dict[int, web.Request] = {}
         # Of the open watches that have told something as it came: the kind, since when each is open, and when it told the last.
-        self._told: dict[int, tuple[str, float, float]] = {}
+        self._reported: dict[int, tuple[str, float, float]] = {}
         # Events that were not handed on as they came: the kind, and when.
         self.struck: list[tuple[str, float]] = []
         self._server = server
@@ -114,7 +114,9 @@ class FaultProxy:
     def hears(self, plural: str, since: float, *, anew: bool) -> bool:
         """Whether a watch of that kind is open, begun since then where `anew`, and has told an event since then: one whose reader is gone
         is not open, and one that goes on from a version which nobody has reached tells nothing."""
-        return any(kind == plural and told > since and (begun > since or not anew) for kind, begun, told in list(self._told.values()))
+        return any(
+            kind == plural and reported > since and (begun > since or not anew) for kind, begun, reported in list(self._reported.values())
+        )
 
     def listed(self, plural: str) -> bool:
         """Whether that kind was listed, over all namespaces, under the present plan's query."""
@@ -242,10 +244,10 @@ class FaultProxy:
                     return _hang_up(request)
                 await response.write(part)
                 if part.startswith(_EVENTS):
-                    self._told[id(request)] = (seen.plural, begun, time.monotonic())
+                    self._reported[id(request)] = (seen.plural, begun, time.monotonic())
         finally:
             del self._watches[id(request)]
-            self._told.pop(id(request), None)
+            self._reported.pop(id(request), None)
             self._muted.discard(id(request))
         return response
 

@@ -76,7 +76,7 @@ class Real:
         assert found is not None
         return found
 
-    def told(self, **wanted: str) -> dict[str, Body]:
+    def reported(self, **wanted: str) -> dict[str, Body]:
         """Waits until each named condition of the newest generation has this reason (Ready="Available") and returns all conditions."""
 
         def look() -> dict[str, Body] | None:
@@ -101,7 +101,7 @@ class Real:
         """Waits for the pods and makes them ready."""
         pods = self.node.placed(self.namespace, count)
         for pod in pods:
-            self.node.tell(pod, running(ready=True))
+            self.node.report(pod, running(ready=True))
         return pods
 
     def end_pods(self) -> int:

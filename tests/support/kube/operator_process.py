@@ -74,7 +74,7 @@ class OperatorProcess:
         own = os.environ | {"PAGODA_NAMESPACE": NAMESPACE} | environment
         self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=own)
         self.lines: list[str] = []
-        self._told: list[dict[str, Any]] = []
+        self._reported: list[dict[str, Any]] = []
         assert self.process.stderr is not None
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._reader.start()
@@ -83,7 +83,7 @@ class OperatorProcess:
         for line in stream:
             self.lines.append(line.rstrip())
             if line.startswith("{") and line.endswith("\n"):  # who is killed may leave half a line
-                self._told.append(json.loads(line))
+                self._reported.append(json.loads(line))
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """End it and return its exit status."""
@@ -96,7 +96,7 @@ class OperatorProcess:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Its structured log lines of one event."""
-        return [line for line in self._told.copy() if line["event"] == name]
+        return [line for line in self._reported.copy() if line["event"] == name]
 
     def counted(self, name: str) -> float:
         """The sum of one of its metrics over all labels; 0 before it answers."""
@@ -166,7 +166,7 @@ class NodeWithoutKubelet:
 
         return eventually(look, f"{count} pods on {self.name}")
 
-    def tell(self, pod: Body, status: Body) -> None:
+    def report(self, pod: Body, status: Body) -> None:
         """What a kubelet would say of the pod, where it is there still."""
         meta = pod["metadata"]
         self.kube.merge_where_it_is(PODS, meta["namespace"], meta["name"], {"status": status}, "status")

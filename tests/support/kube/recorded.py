@@ -88,8 +88,8 @@ class Recorder:
 class Follower:
     """One kind: what is there, from watches; and from a list where the server has forgotten the version that a watch would go on from."""
 
-    def __init__(self, kube: Kube, resource: Resource, namespace: str, tell: Callable[[Event], None]) -> None:
-        self._kube, self._resource, self._namespace, self._tell = kube, resource, namespace, tell
+    def __init__(self, kube: Kube, resource: Resource, namespace: str, report: Callable[[Event], None]) -> None:
+        self._kube, self._resource, self._namespace, self._report = kube, resource, namespace, report
         self._there: dict[str, Body] = {}
         self._version = ""
 
@@ -123,4 +123,4 @@ class Follower:
             self._there.pop(body["metadata"]["uid"], None)
         else:
             self._there[body["metadata"]["uid"]] = body
-        self._tell(Event(time.monotonic(), self._resource.kind, change, body))
+        self._report(Event(time.monotonic(), self._resource.kind, change, body))

@@ -42,7 +42,7 @@ class ScriptedGateway:
         self._count, self._counted_at = 0.0, time.monotonic()
         self._sequence = 0
 
-    def tell(self, traffic: Traffic) -> float:
+    def report(self, traffic: Traffic) -> float:
         """From now on; returns when (Unix time)."""
         with self._changed:
             self._add_up()
@@ -100,8 +100,8 @@ class MultiServiceGateway:
     def watch(self, _request: pb.WatchDemandRequest, context: grpc.ServicerContext) -> Iterator[pb.Demand]:
         while context.is_active():
             self._sequence += 1
-            told = [service.demand() for service in self._services]
-            yield pb.Demand(gateway="scripted", sequence=self._sequence, full=True, services=told, peers=1)
+            reported = [service.demand() for service in self._services]
+            yield pb.Demand(gateway="scripted", sequence=self._sequence, full=True, services=reported, peers=1)
             with self.changed:
                 self.changed.wait(_BEAT_S)
 

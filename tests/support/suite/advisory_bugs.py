@@ -216,11 +216,11 @@ def paths_are_rebuilt_from_the_host(patch: Patch) -> None:
 
 @plant
 def bugs_are_told_to_clients(patch: Patch) -> None:
-    def tell(_request: Any, error: Exception) -> Response:
+    def report(_request: Any, error: Exception) -> Response:
         reply = api_errors.ErrorReply(api_errors.ErrorBody(repr(error), "server_error", None, "internal_error"))
         return Response(msgspec.json.encode(reply), 500)
 
-    patch.setattr(app, "on_bug", tell)
+    patch.setattr(app, "on_bug", report)
 
 
 @plant

@@ -26,11 +26,11 @@ Found = Mapping[str, list[str]]
 def found(root: Path) -> dict[str, list[str]]:
     """Page or component → its places, each as a line for people."""
     pages = sorted(path for pattern in PAGES for path in root.glob(pattern))
-    told = {str(path.relative_to(root)): _lines(root, path, page(path.read_text())) for path in pages}
+    reported = {str(path.relative_to(root)): _lines(root, path, page(path.read_text())) for path in pages}
     for component in COMPONENTS:
         paths = sorted(path for path in (root / component).rglob("*.py") if "pb" not in path.parts)
-        told[component] = [line for path in paths for line in _lines(root, path, source(path.read_text()))]
-    return told
+        reported[component] = [line for path in paths for line in _lines(root, path, source(path.read_text()))]
+    return reported
 
 
 def _lines(root: Path, path: Path, places: list[Place]) -> list[str]:
@@ -42,19 +42,19 @@ def _short(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
-def risen(told: Found, recorded: Mapping[str, int]) -> list[str]:
+def risen(places: Found, recorded: Mapping[str, int]) -> list[str]:
     """What fails: for each page or component that has more places than are recorded, its number and its places."""
     return [
         line
-        for key, places in told.items()
-        if len(places) > recorded.get(key, 0)
-        for line in (*places, f"{key}: {len(places)} places, at most {recorded.get(key, 0)} are allowed")
+        for key, lines in places.items()
+        if len(lines) > recorded.get(key, 0)
+        for line in (*lines, f"{key}: {len(lines)} places, at most {recorded.get(key, 0)} are allowed")
     ]
 
 
-def lowered(told: Found, recorded: Mapping[str, int]) -> dict[str, int]:
+def lowered(places: Found, recorded: Mapping[str, int]) -> dict[str, int]:
     """The numbers to record: none is higher than before, and what is clean or gone has none."""
-    least = {key: min(len(told.get(key, ())), most) for key, most in recorded.items()}
+    least = {key: min(len(places.get(key, ())), most) for key, most in recorded.items()}
     return {key: count for key, count in sorted(least.items()) if count}
 
 
@@ -64,13 +64,13 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("--record", action="store_true", help="write the numbers that have fallen")
     parser.add_argument("--list", nargs="+", default=[], metavar="KEY", help="print the places of these pages or components")
     options = parser.parse_args(arguments)
-    told, recorded = found(root), json.loads((root / RECORD).read_text())
+    places, recorded = found(root), json.loads((root / RECORD).read_text())
     for key in options.list:
-        print("\n".join(told[key]))
-    if faults := risen(told, recorded):
+        print("\n".join(places.get(key, (f"{key}: no place breaks a rule",))))
+    if faults := risen(places, recorded):
         print("\n".join(faults), file=sys.stderr)
         return 1
-    least = lowered(told, recorded)
+    least = lowered(places, recorded)
     if options.record:
         (root / RECORD).write_text(json.dumps(least, indent=1) + "\n")
     elif least != recorded:

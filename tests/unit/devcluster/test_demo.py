@@ -135,9 +135,9 @@ def test_the_live_view_shows_each_change_once_and_ends_with_ready():
         service(Ready=("True", "Ready")),
         service(Reconciling=("True", "never read")),
     ]
-    told = list(changes(story))
-    assert [line.reason for line in told] == ["Waiting", "CreatingPods", "LoadingModel", "Ready"]
-    assert told[-1].ready
+    reported = list(changes(story))
+    assert [line.reason for line in reported] == ["Waiting", "CreatingPods", "LoadingModel", "Ready"]
+    assert reported[-1].ready
 
 
 def test_the_live_view_ends_with_stalled_and_ignores_an_old_status():

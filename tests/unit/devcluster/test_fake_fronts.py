@@ -115,9 +115,9 @@ async def test_a_pod_gets_its_front_once_with_address_configuration_and_drawn_ti
     process = Process()
     client = process.client(Api({"daemon.json": '{"a": 1}'}))
     for _ in range(2):
-        told = await client.tend(POD, context(), NOW)
+        reported = await client.tend(POD, context(), NOW)
     assert process.asked == ['PUT /replicas/u {"address":"10.1.0.2","config":{"a":1},"load_s":3.0}']
-    assert (told.serves, told.front) == (True, plays.NOT_READY)
+    assert (reported.serves, reported.front) == (True, plays.NOT_READY)
 
 
 async def test_a_pod_without_a_replica_in_it_is_left_alone():
@@ -158,10 +158,10 @@ async def test_a_front_that_was_killed_is_not_ready_by_its_last_look_and_starts_
 async def test_fronts_of_pods_that_are_gone_are_killed_and_changes_are_reported():
     process = Process(answer={"a": {"ready": True}, "b": {"ready": False}})
     client = process.client(Api({}), {"a": {"ready": False}, "b": {"ready": False}, "c": {}})
-    told: list[set[str]] = []
-    await client.look(told.append)
+    reported: list[set[str]] = []
+    await client.look(reported.append)
     await client.keep({"a"})
-    assert told == [{"a", "c"}]
+    assert reported == [{"a", "c"}]
     assert process.asked[1:] == ["DELETE /replicas/b?kill=true"]
 
 

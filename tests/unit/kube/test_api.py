@@ -42,11 +42,11 @@ async def test_a_status_is_a_fault_with_its_code_and_message(harness):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"), [(PROXYS.encode(), PROXYS[:200]), (b"[1]", "[1]"), (b"", ""), (b'{"message": "\xff"}', '{"message": "\ufffd"}')]
+    ("body", "reported"), [(PROXYS.encode(), PROXYS[:200]), (b"[1]", "[1]"), (b"", ""), (b'{"message": "\xff"}', '{"message": "\ufffd"}')]
 )
-async def test_a_page_that_is_no_status_is_a_fault_with_the_code_and_the_page_s_beginning(harness, body, told):
+async def test_a_page_that_is_no_status_is_a_fault_with_the_code_and_the_page_s_beginning(harness, body, reported):
     api, script = harness
     script.say((502, body))
     with pytest.raises(ApiFault) as fault:
         await api.get("/pods", [], LIMITS)
-    assert (fault.value.code, str(fault.value)) == (502, f"502: {told}")
+    assert (fault.value.code, str(fault.value)) == (502, f"502: {reported}")

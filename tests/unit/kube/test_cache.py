@@ -21,34 +21,34 @@ def item(key, version, value="v"):
 
 
 def made():
-    told = Told()
-    return Cache(told), told
+    reported = Told()
+    return Cache(reported), reported
 
 
 def test_an_event_that_is_older_than_the_cache_is_ignored():
-    cache, told = made()
+    cache, reported = made()
     assert cache.put(item(A, 5, "new"))
     assert not cache.put(item(A, 4, "old"))
     assert not cache.put(item(A, 5, "new"))
-    assert told == [("a", None, "new")]
+    assert reported == [("a", None, "new")]
     assert cache.values() == {A: "new"}
 
 
 def test_a_version_without_a_change_that_counts_is_stored_and_not_reported():
-    cache, told = made()
+    cache, reported = made()
     cache.put(item(A, 5))
     assert cache.put(item(A, 6))
     assert cache.get(A).version == "6"
-    assert told == [("a", None, "v")]
+    assert reported == [("a", None, "v")]
 
 
 def test_what_ended_does_not_come_back_by_an_event_that_was_on_its_way():
-    cache, told = made()
+    cache, reported = made()
     cache.put(item(A, 5))
     assert cache.drop(A, "7")
     assert not cache.put(item(A, 6))
     assert cache.put(item(A, 8, "again"))
-    assert told == [("a", None, "v"), ("a", "v", None), ("a", None, "again")]
+    assert reported == [("a", None, "v"), ("a", "v", None), ("a", None, "again")]
 
 
 def test_an_end_that_is_older_than_the_next_object_of_that_name_ends_nothing():
@@ -59,13 +59,13 @@ def test_an_end_that_is_older_than_the_next_object_of_that_name_ends_nothing():
 
 
 def test_what_a_list_lacks_is_gone_unless_it_is_newer_than_the_list():
-    cache, told = made()
+    cache, reported = made()
     cache.put(item(A, 5))
     since = cache.newest
     cache.put(item(B, 12))  # while the list is on its way
     assert cache.take_list([], "10", since) == 1
     assert cache.values() == {B: "v"}
-    assert told[-1] == ("a", "v", None)
+    assert reported[-1] == ("a", "v", None)
 
 
 def test_a_list_does_not_bring_back_what_ended_after_it_was_made():
@@ -89,13 +89,13 @@ def test_a_list_of_some_says_nothing_of_the_others():
 
 def test_after_a_restore_of_the_store_a_list_replaces_the_whole_cache():
     """Its versions count from an earlier one on: else everything it says would be old news for hours."""
-    cache, told = made()
+    cache, reported = made()
     cache.put(item(A, 900))
     cache.put(item(B, 901))
     assert cache.take_list([item(A, 300, "restored")], "310", cache.newest) == 2
     assert cache.values() == {A: "restored"}
     assert cache.put(item(A, 311, "edited"))
-    assert told[-1] == ("a", "restored", "edited")
+    assert reported[-1] == ("a", "restored", "edited")
 
 
 def test_a_list_finds_what_a_restored_store_hid():
@@ -123,9 +123,9 @@ def test_versions_that_are_no_numbers_are_accepted():
 
 
 def test_of_what_nothing_is_kept_the_version_is_known():
-    cache, told = made()
+    cache, reported = made()
     cache.put(item(A, 5, None))
-    assert (cache.values(), cache.get(A).version, told) == ({}, "5", [])
+    assert (cache.values(), cache.get(A).version, reported) == ({}, "5", [])
     assert not cache.put(item(A, 4, "old"))
 
 
@@ -134,7 +134,7 @@ class Life:
 
     def __init__(self):
         self.cache, self.objects, self.version = Cache(), {}, 0
-        self.history, self.told = [], 0
+        self.history, self.reported = [], 0
         self.heard = {A: 0, B: 0}  # the newest that the cache can have heard of each
 
     def write(self, key):
@@ -152,10 +152,10 @@ class Life:
             self.version += 1
             self.history.append((key, self.version, False))
 
-    def tell(self, _key=None):
-        if self.told < len(self.history):
-            key, at, lives = self.history[self.told]
-            self.told += 1
+    def report(self, _key=None):
+        if self.reported < len(self.history):
+            key, at, lives = self.history[self.reported]
+            self.reported += 1
             if lives:
                 self.cache.put(item(key, at, at))
             else:
@@ -178,7 +178,7 @@ class Life:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["write", "delete", "tell", "tell", "list", "own"]), st.sampled_from([A, B])), min_size=1, max_size=40
+    st.tuples(st.sampled_from(["write", "delete", "report", "report", "list", "own"]), st.sampled_from([A, B])), min_size=1, max_size=40
 )
 
 
@@ -191,6 +191,6 @@ def test_however_lists_events_and_own_writes_overtake_each_other_nothing_newer_i
         for one in (A, B):
             assert life.known(one) >= before[one] or life.known(one) == 0
             assert life.known(one) == life.held(one)
-    while life.told < len(life.history):
-        life.tell()
+    while life.reported < len(life.history):
+        life.report()
     assert life.cache.values() == life.objects

@@ -37,11 +37,11 @@ class Harness:
 
     api: KubernetesApi
     server: Script
-    told: asyncio.Queue = field(default_factory=asyncio.Queue)
+    reported: asyncio.Queue = field(default_factory=asyncio.Queue)
     signs: asyncio.Queue = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.cache = Cache[str](lambda key, _before, after: self.told.put_nowait((key.name, after)))
+        self.cache = Cache[str](lambda key, _before, after: self.reported.put_nowait((key.name, after)))
         signs = Signs(lambda: self.signs.put_nowait("listed"), lambda: self.signs.put_nowait("heard"))
         self.reflector = Reflector(self.api, PODS, self.cache, signs)
 
@@ -55,7 +55,7 @@ class Harness:
         return [f"watch {query['resourceVersion']}" if "watch" in query else "list" for query in queries]
 
     async def hears(self, *changes: tuple[str, str | None]) -> None:
-        assert [await asyncio.wait_for(self.told.get(), 60) for _ in changes] == list(changes)
+        assert [await asyncio.wait_for(self.reported.get(), 60) for _ in changes] == list(changes)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ There is one deadline, written with the first step. The annotation is the truth:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
@@ -79,6 +79,14 @@ def drain(state: DrainState) -> Drain:
         orders=(*(Order(pod.name, pod.uid, pod.address, None) for pod in recalled), *_drains(state, victims, released)),
         leaving=tuple(sorted(pod.name for pod in victims)),
     )
+
+
+def answered(states: Iterable[DrainState], answers: Mapping[str, Answer]) -> tuple[Annotate, ...]:
+    """What these answers to the last orders allow to write on pods. Nothing if a Deployment changes too: that needs another plan."""
+    found = [(state.replicas, drain(replace(state, answers=answers))) for state in states]
+    if any(step.replicas != replicas for replicas, step in found):
+        return ()
+    return tuple(write for _, step in found for write in step.annotate)
 
 
 def _preference(state: DrainState, pod: Pod) -> tuple[tuple[bool, int, bool], int, int]:

@@ -133,13 +133,15 @@ class Steps:
     leaving: tuple[str, ...]
     # By Deployment of which one replica is the successor of an unhealthy one (health.py): the annotation that goes with its number.
     notes: Mapping[str, Mapping[str, str]]
+    drains: tuple[DrainState, ...]
 
 
 def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str, int], order: Mapping[str, Removal]) -> Steps:
     """What each live Deployment is asked for on its way to its target; one that does not exist yet is made with its target. `succeeded`:
     the targets with a successor of an unhealthy replica; `order`: in which order pods are removed, by name."""
     live = [child for child in observed.of(DEPLOYMENTS) if child.name in targets]
-    drains = {child.name: drain(_drain_state(observed, child, succeeded[child.name], order)) for child in live}
+    states = {child.name: _drain_state(observed, child, succeeded[child.name], order) for child in live}
+    drains = {name: drain(state) for name, state in states.items()}
     replicas = {**succeeded, **{name: one.replicas for name, one in drains.items()}}
     extra = frozenset(child.name for child in live if _has_extra(child, targets[child.name], succeeded[child.name], replicas[child.name]))
     return Steps(
@@ -148,6 +150,7 @@ def steps(observed: Observed, targets: Mapping[str, int], succeeded: Mapping[str
         orders=tuple(order for one in drains.values() for order in one.orders),
         leaving=tuple(name for one in drains.values() for name in one.leaving),
         notes={name: {ANNOTATION_WITH_SUCCESSOR: str(replicas[name])} for name in extra},
+        drains=tuple(states.values()),
     )
 
 

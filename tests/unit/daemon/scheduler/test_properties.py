@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class World:
+class Harness:
     blocks: int
     block_size: int
     rows: int
@@ -65,8 +65,8 @@ jobs = st.builds(
     spoken=st.booleans(),
     scored=st.booleans(),
 )
-worlds = st.builds(
-    World,
+harness = st.builds(
+    Harness,
     blocks=st.integers(1, 40),
     block_size=st.sampled_from((1, 2, 4, 16)),
     rows=st.integers(1, 6),
@@ -87,12 +87,12 @@ def dictated(job: Job) -> tuple[tuple[int, ...], str]:
 
 
 class Run:
-    """One world from first arrival to drained, with the invariants looked at after every plan."""
+    """One run from first arrival to drained, with the invariants looked at after every plan."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        worker = ShapedWorker(WorkerLimits(world.blocks, world.block_size, VOCAB, MAX_LEN))
-        self.drive = Drive(worker, world.rows, world.budget, depth=1 + world.ahead, prefix_caching=world.caching)
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        worker = ShapedWorker(WorkerLimits(harness.blocks, harness.block_size, VOCAB, MAX_LEN))
+        self.drive = Drive(worker, harness.rows, harness.budget, depth=1 + harness.ahead, prefix_caching=harness.caching)
         self.aborted: set[str] = set()
         self.decoding: dict[str, int] = {}
 
@@ -109,7 +109,7 @@ class Run:
         raise AssertionError(f"not drained: {self.drive.state.stats()}")
 
     def named(self) -> list[tuple[str, Job]]:
-        return [(f"r{i}", job) for i, job in enumerate(self.world.jobs)]
+        return [(f"r{i}", job) for i, job in enumerate(self.harness.jobs)]
 
     def abort(self, now: int, *, in_flight: bool) -> None:
         for name, job in self.named():
@@ -123,8 +123,8 @@ class Run:
 
     def within_limits(self, step: StepPlan) -> None:
         state = self.drive.state
-        assert 1 <= step.tokens <= max(self.world.budget, self.world.rows)
-        assert len(set(step.rows.tolist())) == step.rows.size <= self.world.rows
+        assert 1 <= step.tokens <= max(self.harness.budget, self.harness.rows)
+        assert len(set(step.rows.tolist())) == step.rows.size <= self.harness.rows
         assert (np.diff(step.starts) >= 1).all()
         self.decodes_advance(state)
 
@@ -144,9 +144,9 @@ def spoken(drive: Drive, name: str) -> int:
 
 @pytest.mark.deep
 @settings(max_examples=examples(80), deadline=None)
-@given(worlds)
-def test_every_request_ends_once_with_the_expected_tokens(world: World) -> None:
-    run = Run(world)
+@given(harness)
+def test_every_request_ends_once_with_the_expected_tokens(harness: Harness) -> None:
+    run = Run(harness)
     drive = run.play()
     for name, job in run.named():
         (end,) = drive.ends[name]
@@ -155,7 +155,7 @@ def test_every_request_ends_once_with_the_expected_tokens(world: World) -> None:
         if end.finish_reason == "error":
             assert end.error is not None
             assert end.error.startswith(REFUSED)
-            assert len(job.prompt) + job.max_tokens > MAX_LEN or len(job.prompt) + job.max_tokens - 1 > world.blocks * world.block_size
+            assert len(job.prompt) + job.max_tokens > MAX_LEN or len(job.prompt) + job.max_tokens - 1 > harness.blocks * harness.block_size
         elif end.finish_reason == "abort":
             assert name in run.aborted
             assert got == stream[: len(got)]
@@ -163,7 +163,7 @@ def test_every_request_ends_once_with_the_expected_tokens(world: World) -> None:
             assert (got, end.finish_reason) == (stream, reason)
             assert scores(drive, name) == (len(job.prompt) - 1 if job.scored else 0)
         assert spoken(drive, name) == (len(got) if job.spoken else 0)
-    assert drive.state.kv.pool.free == world.blocks
+    assert drive.state.kv.pool.free == harness.blocks
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -86,7 +86,7 @@ def test_the_replicas_own_first_tokens_count_where_no_stream_was_seen_here():
     assert 900 <= told(endpoint(), tally=tally).ttft_p95_ms <= 1_100
 
 
-class World:
+class Harness:
     def __init__(self):
         self.now = 0.0
         self.cache, self.queue, self.tally = EndpointCache(), HoldQueue(10), Tally()
@@ -97,43 +97,43 @@ class World:
 
 
 def test_the_first_message_has_everything_and_a_service_at_rest_is_reported_once():
-    world = World()
-    seen, full, news = world.messages.since(-1)
+    harness = Harness()
+    seen, full, news = harness.messages.since(-1)
     assert (full, [one.name for one in news]) == (True, ["s"])
-    world.now += 500
-    seen, full, news = world.messages.since(seen)
+    harness.now += 500
+    seen, full, news = harness.messages.since(seen)
     assert (full, news) == (False, [])
 
 
 def test_a_held_request_is_reported_between_two_heartbeats_and_replicas_states_with_the_next():
-    world = World()
-    seen, _, _ = world.messages.since(-1)
-    world.cache.update_state("ns/a", FRAME, 0, 0)
-    world.queue.enter("ns/s", 0)
-    world.now = 100
-    assert world.messages.since(seen)[2] == []
-    world.messages.changed("ns/s")
-    assert world.event.is_set()
-    seen, full, news = world.messages.since(seen)
+    harness = Harness()
+    seen, _, _ = harness.messages.since(-1)
+    harness.cache.update_state("ns/a", FRAME, 0, 0)
+    harness.queue.enter("ns/s", 0)
+    harness.now = 100
+    assert harness.messages.since(seen)[2] == []
+    harness.messages.changed("ns/s")
+    assert harness.event.is_set()
+    seen, full, news = harness.messages.since(seen)
     assert (full, [one.held for one in news]) == (False, [1])
-    world.now = 500
-    world.cache.update_state("ns/a", FRAME._replace(running=4), 500, 500)
-    assert [one.running for one in world.messages.since(seen)[2]] == [4]
+    harness.now = 500
+    harness.cache.update_state("ns/a", FRAME._replace(running=4), 500, 500)
+    assert [one.running for one in harness.messages.since(seen)[2]] == [4]
 
 
 def test_a_service_that_goes_makes_the_next_frame_whole_for_every_watcher_once():
-    world = World()
-    world.cache.put_service(SERVICE._replace(key="ns/t", uid="v", served_names=("n",)))
-    early, _, _ = world.messages.since(-1)
-    late, _, _ = world.messages.since(-1)
-    world.cache.delete_service("ns/t")
-    world.now = 500
-    early, full, news = world.messages.since(early)
+    harness = Harness()
+    harness.cache.put_service(SERVICE._replace(key="ns/t", uid="v", served_names=("n",)))
+    early, _, _ = harness.messages.since(-1)
+    late, _, _ = harness.messages.since(-1)
+    harness.cache.delete_service("ns/t")
+    harness.now = 500
+    early, full, news = harness.messages.since(early)
     assert (full, [one.name for one in news]) == (True, ["s"])
-    late, full, news = world.messages.since(late)
+    late, full, news = harness.messages.since(late)
     assert (full, [one.name for one in news]) == (True, ["s"])
-    assert world.messages.since(early)[1:] == (False, [])
-    assert world.messages.since(late)[1:] == (False, [])
+    assert harness.messages.since(early)[1:] == (False, [])
+    assert harness.messages.since(late)[1:] == (False, [])
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from pagoda_gateway.requests.errors import ProxyMisconfigured
 from pagoda_gateway.watch.quotas import rule_of
 from prometheus_client.parser import text_string_to_metric_families
 from support.suite.profiles import examples
-from support.worlds.gateway import GatewayWorld
+from support.harness.gateway import GatewayHarness
 
 KEY = new_key(b"k" * 32, datetime(2026, 1, 1, tzinfo=UTC))
 BODY = json.dumps({"model": "m", "prompt": "x", "max_tokens": 5}).encode()
@@ -106,7 +106,7 @@ class Stream:
         return b"".join(one.body for one in parts), [one.end_of_stream for one in parts]
 
 
-class World(GatewayWorld):
+class Harness(GatewayHarness):
     """Two ready replicas of the model m, a and b."""
 
     def __init__(self, *, anonymous: bool = True, replicas: tuple[str, ...] = ("a", "b")) -> None:
@@ -139,7 +139,7 @@ class World(GatewayWorld):
 
 
 async def test_the_replica_that_was_picked_stands_in_a_header_and_in_metadata():
-    stream = await World().ask(head(x_request_id="mine", x_pagoda_tenant="other", authorization="Bearer k"), piece(), answer(), part())
+    stream = await Harness().ask(head(x_request_id="mine", x_pagoda_tenant="other", authorization="Bearer k"), piece(), answer(), part())
     assert stream.kinds == ["request_headers", "request_body", "response_headers", "response_body"]
     destination = stream.put()[HEADER_DESTINATION]
     assert destination in ("10.0.0.a:8000", "10.0.0.b:8000")
@@ -171,7 +171,7 @@ def test_bodies_pass_whole_in_both_directions_and_each_ends_once(sizes, trailers
     kind = {"content_type": "text/event-stream"} if sse else {}
     back = [] if ends == "head" else [part(data, end=False) for data in answers]
     last = {"piece": [part(b"", end=True)], "trailers": [pb.ProcessingRequest(response_trailers=pb.HttpTrailers())], "head": []}[ends]
-    stream = asyncio.run(World().ask(head(), *pieces, end, answer(end=ends == "head", **kind), *back, *last))
+    stream = asyncio.run(Harness().ask(head(), *pieces, end, answer(end=ends == "head", **kind), *back, *last))
 
     body, marks = stream.body("request_body")
     assert body == BODY + b"".join(pad)
@@ -200,7 +200,7 @@ def test_bodies_pass_whole_in_both_directions_and_each_ends_once(sizes, trailers
     ],
 )
 async def test_a_request_that_is_wrong_is_answered_at_once_with_our_error(told, status, code):
-    stream = await World().ask(*told)
+    stream = await Harness().ask(*told)
     assert (stream.immediate.status.code, json.loads(stream.immediate.body)["error"]["code"]) == (status, code)
     assert stream.put("immediate")["x-should-retry"] == "false"
     assert len(stream.put("immediate")["x-request-id"]) == 32
@@ -210,80 +210,80 @@ async def test_without_a_key_nothing_of_the_body_is_read():
     def never() -> None:
         raise AssertionError("the body was read")
 
-    stream = await World(anonymous=False).ask(head(), never)
+    stream = await Harness(anonymous=False).ask(head(), never)
     assert (stream.immediate.status.code, json.loads(stream.immediate.body)["error"]["code"]) == (401, "invalid_api_key")
-    stream = await World(anonymous=False).ask(head(authorization=f"Bearer {KEY.text}"), piece(), answer(end=True))
+    stream = await Harness(anonymous=False).ask(head(authorization=f"Bearer {KEY.text}"), piece(), answer(end=True))
     assert stream.put()["x-pagoda-tenant"] == "acme"
 
 
 async def test_without_a_ready_replica_the_answer_is_503_and_says_when_to_come_back():
-    world = World(replicas=())
-    stream = await world.ask(head(), piece(), hold_s=0.01)
+    harness = Harness(replicas=())
+    stream = await harness.ask(head(), piece(), hold_s=0.01)
     assert (stream.immediate.status.code, json.loads(stream.immediate.body)["error"]["code"]) == (503, "no_ready_endpoint")
     assert stream.put("immediate")["retry-after"] == "10"
-    anthropic = await world.ask(head(__path="/v1/messages"), piece(), hold_s=0.01)
+    anthropic = await harness.ask(head(__path="/v1/messages"), piece(), hold_s=0.01)
     assert json.loads(anthropic.immediate.body)["error"]["type"] == "overloaded_error"
 
 
 async def test_a_request_waits_a_little_and_is_counted_as_held_meanwhile():
-    world = World(replicas=())
-    asked = asyncio.create_task(world.ask(head(), piece(), answer(end=True), hold_s=300))
-    await world.until(lambda: world.queue.count("ns/s") == 1)
-    world.frame(name="ns/a", address="10.0.0.a:8000")
+    harness = Harness(replicas=())
+    asked = asyncio.create_task(harness.ask(head(), piece(), answer(end=True), hold_s=300))
+    await harness.until(lambda: harness.queue.count("ns/s") == 1)
+    harness.frame(name="ns/a", address="10.0.0.a:8000")
     stream = await asked
     assert stream.put()[HEADER_DESTINATION] == "10.0.0.a:8000"
     assert "reason=held-no-replica" in stream.put("response_headers")[HEADER_ROUTE]
 
 
 async def test_a_quota_reserves_refuses_and_is_charged_what_the_answer_says():
-    world = World()
-    world.limit(limits=[{"window": "720h", "tokens": 1000}])
+    harness = Harness()
+    harness.limit(limits=[{"window": "720h", "tokens": 1000}])
     key = {"authorization": f"Bearer {KEY.text}"}
     usage = answer(x_pagoda_usage="7 0 5")
-    stream = await world.ask(head(**key), piece(), usage, part())
+    stream = await harness.ask(head(**key), piece(), usage, part())
     reserved = int(stream.put()["x-pagoda-reserved-tokens"])
     assert reserved == len(BODY) + 256 + 5
     assert stream.put()["x-pagoda-report-usage"] == "true"
     assert stream.put("response_headers")["x-ratelimit-remaining-tokens"] == str(1000 - reserved)
     assert stream.dropped("response_headers") == ["x-pagoda-usage"]
 
-    stream = await world.ask(head(**key), piece(json.dumps({"model": "m", "prompt": "x", "max_tokens": 800}).encode()))
+    stream = await harness.ask(head(**key), piece(json.dumps({"model": "m", "prompt": "x", "max_tokens": 800}).encode()))
     assert (stream.immediate.status.code, json.loads(stream.immediate.body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert stream.put("immediate")["x-ratelimit-remaining-tokens"] == str(1000 - 12)
 
 
 async def test_a_stream_is_charged_by_its_comments_which_its_client_does_not_see():
-    world = World()
-    world.limit(limits=[{"window": "720h", "tokens": 1000}])
+    harness = Harness()
+    harness.limit(limits=[{"window": "720h", "tokens": 1000}])
     key = {"authorization": f"Bearer {KEY.text}"}
     sse = answer(content_type="text/event-stream")
-    events = [b": pagoda-usage 7 0 1\n\ndata: 1\n\n: pago", b"da-usage 7 0 2\n\ndata: 2\n\n", b""]
-    stream = await world.ask(head(**key), piece(), sse, *[part(data, end=data == b"") for data in events])
+    events = [b"data: 1\n\n: pagoda more 7 0 1\n\ndata: 2\n\n: pago", b"da over 7 0 2\n\n", b""]
+    stream = await harness.ask(head(**key), piece(), sse, *[part(data, end=data == b"") for data in events])
     assert stream.body("response_body")[0] == b"data: 1\n\ndata: 2\n\n"
-    stream = await world.ask(head(**key), piece(), answer(end=True))
+    stream = await harness.ask(head(**key), piece(), answer(end=True))
     assert int(stream.put("response_headers")["x-ratelimit-remaining-tokens"]) == 1000 - 9 - (len(BODY) + 256 + 5)
 
 
 async def test_a_replica_that_refuses_is_not_picked_again_before_its_next_frame():
-    world = World()
+    harness = Harness()
     picked = []
     for _ in range(4):
-        stream = await world.ask(head(), piece(), answer(status=503, x_pagoda_error_code="draining"), part())
+        stream = await harness.ask(head(), piece(), answer(status=503, x_pagoda_error_code="draining"), part())
         picked.append(stream.put()[HEADER_DESTINATION] if stream.kinds[0] == "request_headers" else stream.immediate.status.code)
     assert sorted(picked[:2]) == ["10.0.0.a:8000", "10.0.0.b:8000"]
     assert picked[2:] == [503, 503]
 
 
 async def test_the_request_counts_where_envoy_says_that_it_sent_it():
-    world = World()
+    harness = Harness()
     seen = []
     served = answer()
-    stream = await world.ask(head(), piece(), lambda: seen.append(world.load()), answer(end=True))
+    stream = await harness.ask(head(), piece(), lambda: seen.append(harness.load()), answer(end=True))
     picked = stream.put()[HEADER_DESTINATION]
     [other] = {"10.0.0.a:8000", "10.0.0.b:8000"} - {next(address for address, count in seen[0].items() if count)}
     assert seen[0][picked] == 1
     served.metadata_context.MergeFrom(metadata(METADATA_LB, **{METADATA_SERVED.replace("-", "_"): picked}))
-    stream = await world.ask(head(), piece(), served, lambda: seen.append(world.load()), part())
+    stream = await harness.ask(head(), piece(), served, lambda: seen.append(harness.load()), part())
     assert (stream.put()[HEADER_DESTINATION], seen[1]) == (other, {picked: 1, other: 0})
     assert stream.put("response_headers")[HEADER_ROUTE] == f"endpoint={picked}; reason=repick-envoy; held_ms=0; attempt=2"
 
@@ -292,21 +292,21 @@ async def test_the_request_counts_where_envoy_says_that_it_sent_it():
     ("subset", "may"), [(["10.0.0.b:8000"], {"10.0.0.b:8000"}), ("10.0.0.a", {"10.0.0.a:8000"}), (["10.0.0.a:1"], {503}), ([], {503})]
 )
 async def test_only_replicas_of_the_subset_are_picked(subset, may):
-    world, found = World(), set()
+    harness, found = Harness(), set()
     begun = head()
     begun.metadata_context.MergeFrom(metadata(METADATA_SUBSET_HINT, **{METADATA_SUBSET.replace("-", "_"): subset}))
     for _ in range(3):
-        stream = await world.ask(begun, piece(), answer(end=True))
+        stream = await harness.ask(begun, piece(), answer(end=True))
         found.add(stream.put()[HEADER_DESTINATION] if stream.kinds[0] == "request_headers" else stream.immediate.status.code)
     assert found == may
 
 
 async def test_a_client_that_leaves_is_counted_as_one_that_left():
-    world = World()
+    harness = Harness()
     for told in ([head()], [head(), piece()], [head(), piece(), answer(), part(end=False)], [head(), answer(status=408, end=True)]):
-        stream = await world.ask(*told)
+        stream = await harness.ask(*told)
         assert "immediate_response" not in stream.kinds
-    families = text_string_to_metric_families(world.metrics.exposition().decode())
+    families = text_string_to_metric_families(harness.metrics.exposition().decode())
     left = [one for family in families for one in family.samples if one.labels.get("code") == "499"]
     assert sum(one.value for one in left if one.name == "pagoda_gateway_requests_total") == 4
 
@@ -314,23 +314,23 @@ async def test_a_client_that_leaves_is_counted_as_one_that_left():
 async def test_a_mode_in_which_bodies_would_be_lost_is_refused_with_its_name():
     begun = head()
     begun.protocol_config.request_body_mode = pb.BUFFERED
-    stream = await World().ask(begun)
+    stream = await Harness().ask(begun)
     assert stream.immediate.status.code == 500
     assert "request_body_mode BUFFERED" in json.loads(stream.immediate.body)["error"]["message"]
 
 
 async def test_answers_whose_bodies_do_not_pass_the_picker_end_with_their_heads():
-    world, begun = World(), head()
+    harness, begun = Harness(), head()
     begun.protocol_config.response_body_mode = pb.NONE
-    stream = await world.ask(begun, piece(), answer())
+    stream = await harness.ask(begun, piece(), answer())
     assert stream.kinds == ["request_headers", "request_body", "response_headers"]
 
 
 async def test_messages_that_cannot_come_now_end_the_exchange_with_a_reason():
-    world = World()
+    harness = Harness()
     with pytest.raises(ProxyMisconfigured, match="request_header_mode"):
-        await world.ask(answer())
+        await harness.ask(answer())
     with pytest.raises(ProxyMisconfigured, match="piece of the request came when all of it had come"):
-        await world.ask(head(), piece(), piece())
+        await harness.ask(head(), piece(), piece())
     for told in ([head(), head()], [head(), pb.ProcessingRequest()]):
-        assert json.loads((await world.ask(*told)).immediate.body)["error"]["code"] == "proxy_misconfigured"
+        assert json.loads((await harness.ask(*told)).immediate.body)["error"]["code"] == "proxy_misconfigured"

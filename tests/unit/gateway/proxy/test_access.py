@@ -15,8 +15,8 @@ from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.dialects import ENDPOINTS
+from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import Replica, running
-from support.worlds.gateway import GatewayWorld
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 KEY, OLD, OTHER = new_key(b"k" * 32, NOW), new_key(b"o" * 32, NOW, expires=NOW), new_key(b"n" * 32, NOW)
@@ -46,23 +46,23 @@ def spellings(path: str) -> list[str]:
 @asynccontextmanager
 async def served(*, anonymous: bool = False, synced: bool = True):
     """An API with one key of team-a, and one replica behind it."""
-    world, replica = GatewayWorld(), Replica("a")
-    world.service()
+    harness, replica = GatewayHarness(), Replica("a")
+    harness.service()
     ring = KeyRing(synced=synced)
     if synced:
         ring.put("ns/keys", "team-a", {key.id: key.stored for key in (KEY, OLD)})
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(replica))
-        world.synced()
-        world.frame(address=replica.http)
+        harness.synced()
+        harness.frame(address=replica.http)
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        authenticate = Authenticate(ring, world.metrics, lambda: NOW, anonymous)
-        runner = web.AppRunner(world.api(upstream, Limits(1 << 20, 300), authenticate).application())
+        authenticate = Authenticate(ring, harness.metrics, lambda: NOW, anonymous)
+        runner = web.AppRunner(harness.api(upstream, Limits(1 << 20, 300), authenticate).application())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield world, replica, runner.addresses[0][1]
+        yield harness, replica, runner.addresses[0][1]
 
 
 class Connection:
@@ -125,10 +125,10 @@ async def test_a_replica_gets_the_gateways_names_of_the_prompts_prefix_and_never
 
 
 async def test_refusals_are_counted_by_their_reason_and_say_what_to_do():
-    async with served() as (world, _, port), connected(port) as connection:
+    async with served() as (harness, _, port), connected(port) as connection:
         said = [json.loads((await connection.ask("GET", "/v1/models", lines))[2])["error"] for lines in REFUSED.values()]
         counted = [
-            line for line in world.metrics.exposition().decode().splitlines() if line.startswith("pagoda_gateway_unauthenticated_total")
+            line for line in harness.metrics.exposition().decode().splitlines() if line.startswith("pagoda_gateway_unauthenticated_total")
         ]
     assert {error["code"] for error in said} == {"invalid_api_key"}
     assert "pagoda key create" in said[0]["message"]
@@ -155,9 +155,9 @@ async def test_each_api_gets_errors_in_its_own_shape():
 
 
 async def test_the_list_of_models_marks_what_cannot_serve_until_a_person_acts():
-    async with served() as (world, _, port), connected(port) as connection:
-        world.service("ns/asleep", "asleep")
-        world.service("ns/broken", "broken", stalled="ModelRejected: no safetensors")
+    async with served() as (harness, _, port), connected(port) as connection:
+        harness.service("ns/asleep", "asleep")
+        harness.service("ns/broken", "broken", stalled="ModelRejected: no safetensors")
         _, _, content = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
     cards = {card["id"]: (card["available"], card.get("unavailable_reason")) for card in json.loads(content)["data"]}
     assert cards == {"m": (True, None), "asleep": (True, None), "broken": (False, "ModelRejected: no safetensors")}

@@ -16,8 +16,8 @@ from pagoda_contracts.usage import Used, to_header
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
+from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import DONE, Replica, running
-from support.worlds.gateway import GatewayWorld
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 KEY, OLD = new_key(b"k" * 32, NOW), new_key(b"o" * 32, NOW, expires=NOW)
@@ -29,25 +29,25 @@ NOTED = f"{HEADER_CONTINUABLE}: {CONTINUABLE_NO}\r\n".encode()
 
 @asynccontextmanager
 async def served():
-    """A world, its replica, a client that asks with a key, and the lines so far."""
-    world, replica = GatewayWorld(), Replica("a")
-    world.service()
-    world.ring.put("ns/keys", "team-a", {key.id: key.stored for key in (KEY, OLD)})
+    """A harness, its replica, a client that asks with a key, and the lines so far."""
+    harness, replica = GatewayHarness(), Replica("a")
+    harness.service()
+    harness.ring.put("ns/keys", "team-a", {key.id: key.stored for key in (KEY, OLD)})
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(replica))
-        world.synced()
-        world.frame(address=replica.http)
+        harness.synced()
+        harness.frame(address=replica.http)
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        authenticate = Authenticate(world.ring, world.metrics, lambda: NOW, anonymous=False)
-        api = world.api(upstream, Limits(1 << 20, 300), authenticate)
+        authenticate = Authenticate(harness.ring, harness.metrics, lambda: NOW, anonymous=False)
+        api = harness.api(upstream, Limits(1 << 20, 300), authenticate)
         runner = web.AppRunner(api.application(), handler_cancellation=True)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
         lines = stack.enter_context(structlog.testing.capture_logs())
-        yield world, replica, client, lines
+        yield harness, replica, client, lines
 
 
 async def ask(client, key=KEY.text, path="/v1/chat/completions", **fields):
@@ -73,10 +73,10 @@ COUNTS = {"prompt_tokens": 7, "cached_tokens": 4, "completion_tokens": 2, "finis
 
 
 async def test_an_answer_has_one_line_with_its_way_its_tokens_and_its_times():
-    async with served() as (world, replica, client, lines):
+    async with served() as (harness, replica, client, lines):
 
         async def answer(exchange):
-            world.now_ms += 30
+            harness.now_ms += 30
             answer = {"choices": [{"message": {"content": CANARY}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9}}
             await exchange.answer(200, answer, f"{HEADER_USAGE}: {to_header(USED)}\r\n".encode())
 
@@ -92,11 +92,11 @@ async def test_an_answer_has_one_line_with_its_way_its_tokens_and_its_times():
 
 
 async def test_the_line_of_a_stream_has_its_time_to_the_first_token():
-    async with served() as (world, replica, client, lines):
+    async with served() as (harness, replica, client, lines):
 
         async def stream(exchange):
             await exchange.begin_stream(NOTED)
-            world.now_ms += 20
+            harness.now_ms += 20
             await exchange.chunk(LAST)
             exchange.writer.write(b"0\r\n\r\n")
 
@@ -143,11 +143,11 @@ async def test_a_stream_that_breaks_has_the_status_that_is_counted():
 
 
 async def test_a_client_that_leaves_while_it_is_held_has_a_line_with_the_time_that_it_waited():
-    async with served() as (world, _, client, lines):
-        world.frame("loading", address="127.0.0.1:1")
+    async with served() as (harness, _, client, lines):
+        harness.frame("loading", address="127.0.0.1:1")
         asking = asyncio.create_task(ask(client))
-        await world.until(lambda: world.queue.total == 1)
-        world.now_ms += 4_000
+        await harness.until(lambda: harness.queue.total == 1)
+        harness.now_ms += 4_000
         asking.cancel()
         line = await line_of(lines)
         assert (line["status"], line["held_ms"], line["total_ms"]) == (499, 4000.0, 4000.0)

@@ -10,12 +10,12 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.watch.services import Hold
 from support.servers.scripted_replica import DONE, Replica, running
-from support.worlds.gateway import GatewayWorld
+from support.harness.gateway import GatewayHarness
 
 EVENT = b'data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"hi","finish_reason":null}]}\n\n'
 
 
-class PingedWorld(GatewayWorld):
+class PingedWorld(GatewayHarness):
     """Each ping is one event: after the third one something happens."""
 
     def __init__(self, after):
@@ -30,21 +30,21 @@ class PingedWorld(GatewayWorld):
 
 @asynccontextmanager
 async def held(after):
-    """A gateway whose service has no replica until the third ping; then `after(world)` happens."""
-    world, replica = PingedWorld(after), Replica("a")
-    world.service()
-    world.synced()
+    """A gateway whose service has no replica until the third ping; then `after(harness)` happens."""
+    harness, replica = PingedWorld(after), Replica("a")
+    harness.service()
+    harness.synced()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(replica))
-        world.address = replica.http
+        harness.address = replica.http
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = world.api(upstream, Limits(1 << 20, 300))
+        api = harness.api(upstream, Limits(1 << 20, 300))
         runner = web.AppRunner(api.application(), handler_cancellation=True)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield world, replica, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield harness, replica, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +60,13 @@ def count_pings(monkeypatch):
     monkeypatch.setattr(RequestLife, "keep_alive", counted)
 
 
-def ready(world):
-    world.frame(address=world.address)
+def ready(harness):
+    harness.frame(address=harness.address)
 
 
-def no_time_left(world):
-    world.service(hold=Hold(timeout_s=0.0))
-    world.now_ms += 3_600_000.0
+def no_time_left(harness):
+    harness.service(hold=Hold(timeout_s=0.0))
+    harness.now_ms += 3_600_000.0
 
 
 async def streams(exchange):
@@ -107,11 +107,11 @@ async def test_comments_come_first_and_the_rest_is_the_replicas_byte_by_byte():
 
 
 async def test_a_refusal_after_the_first_comment_is_an_event_that_the_client_raises():
-    async with held(no_time_left) as (world, _, address):
+    async with held(no_time_left) as (harness, _, address):
         with pytest.raises(openai.APIError) as caught:
             await ask(address, stream=True)
         assert caught.value.code == "no_ready_endpoint"
-    assert world.queue.total == 0
+    assert harness.queue.total == 0
 
 
 async def test_what_the_replica_refuses_after_the_first_comment_is_an_event_with_its_words():
@@ -128,8 +128,8 @@ async def test_what_the_replica_refuses_after_the_first_comment_is_an_event_with
 
 
 async def test_a_request_without_a_stream_gets_no_comment_and_a_refusal_with_a_status():
-    async with held(ready) as (world, _, address):
-        world.service(hold=Hold(timeout_s=0.0))
+    async with held(ready) as (harness, _, address):
+        harness.service(hold=Hold(timeout_s=0.0))
         status, headers, _ = await raw(address)
-        assert (status, world.pings) == (503, 0)
+        assert (status, harness.pings) == (503, 0)
         assert headers["retry-after"] == "10"

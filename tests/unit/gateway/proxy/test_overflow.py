@@ -18,7 +18,7 @@ from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.watch.services import Overflow
 from support.servers.certificates import CERT, KEY, write_pair
 from support.servers.scripted_replica import Replica, running
-from support.worlds.gateway import GatewayWorld
+from support.harness.gateway import GatewayHarness
 
 OUR_KEY, TENANTS_KEY = "key-of-the-installation", new_key(b"k" * 32, datetime(2026, 1, 1, tzinfo=UTC))
 NOW_IF_HELD = Overflow("hosted", "", 0.0, 16)
@@ -52,11 +52,11 @@ class Outside:
 
 
 @asynccontextmanager
-async def served(folder, *, trusted=True, **world_options):
+async def served(folder, *, trusted=True, **options):
     """A gateway with the target `hosted`, whose service has no replica yet."""
-    world, outside, replica = GatewayWorld(**world_options), Outside(), Replica("a")
-    world.service(overflow=NOW_IF_HELD)
-    world.synced()
+    harness, outside, replica = GatewayHarness(**options), Outside(), Replica("a")
+    harness.service(overflow=NOW_IF_HELD)
+    harness.synced()
     write_pair(folder)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(folder / CERT, folder / KEY)
@@ -71,9 +71,9 @@ async def served(folder, *, trusted=True, **world_options):
         targets, upstream = Targets(read_targets(folder / "targets.json")), Upstream(300.0)
         stack.push_async_callback(targets.close)
         stack.push_async_callback(upstream.close)
-        port = await started(stack, world.api(upstream, Limits(1 << 20, 300), overflow=targets).application())
+        port = await started(stack, harness.api(upstream, Limits(1 << 20, 300), overflow=targets).application())
         client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-        yield world, outside, replica, client
+        yield harness, outside, replica, client
 
 
 async def started(stack, app, tls=None):
@@ -111,9 +111,9 @@ async def test_only_the_body_leaves_with_the_targets_model_and_the_installations
 
 
 async def test_a_stream_is_relayed_and_its_usage_counts_for_the_tenant(tmp_path):
-    async with served(tmp_path) as (world, outside, _, client):
-        world.ring.put("ns/keys", "team-a", {TENANTS_KEY.id: TENANTS_KEY.stored})
-        world.registry.put("q", Subject("ns", "keys"), Rule("q", windows=(Window("1h", 3_600_000, None, 10_000),), default_output=50))
+    async with served(tmp_path) as (harness, outside, _, client):
+        harness.ring.put("ns/keys", "team-a", {TENANTS_KEY.id: TENANTS_KEY.stored})
+        harness.registry.put("q", Subject("ns", "keys"), Rule("q", windows=(Window("1h", 3_600_000, None, 10_000),), default_output=50))
         key = {"authorization": f"Bearer {TENANTS_KEY.text}"}
         status, _, body = await ask(client, headers=key, stream=True)
         assert (status, body) == (200, b"data: " + json.dumps(EVENTS[0]).encode() + b"\n\ndata: [DONE]\n\n")
@@ -122,24 +122,24 @@ async def test_a_stream_is_relayed_and_its_usage_counts_for_the_tenant(tmp_path)
         _, headers, body = await ask(client, headers=key, stream=True, max_tokens=5, stream_options={"include_usage": True})
         assert b'"completion_tokens": 2' in body
         assert headers["x-ratelimit-remaining-tokens"]
-    assert {line for line in world.metrics.exposition().decode().splitlines() if "gateway_tokens_total{" in line and "team-a" in line}
+    assert {line for line in harness.metrics.exposition().decode().splitlines() if "gateway_tokens_total{" in line and "team-a" in line}
 
 
 async def test_a_service_without_overflow_holds_its_requests(tmp_path):
-    async with served(tmp_path, hold_timeout_s=0.0) as (world, outside, _, client):
-        world.service()
+    async with served(tmp_path, hold_timeout_s=0.0) as (harness, outside, _, client):
+        harness.service()
         assert (await ask(client))[0] == 503
-        world.service(overflow=NOW_IF_HELD._replace(target="unknown"))
+        harness.service(overflow=NOW_IF_HELD._replace(target="unknown"))
         assert (await ask(client))[0] == 503
-        world.service(overflow=NOW_IF_HELD)
+        harness.service(overflow=NOW_IF_HELD)
         assert (await ask(client, path="/v1/messages", max_tokens=1))[0] == 529, "the outside has no such path"
     assert outside.seen == []
 
 
 @pytest.mark.parametrize("fault", [401, 429, 500, 302])
 async def test_what_a_target_refuses_is_held_on_and_served_by_a_replica(tmp_path, fault):
-    async with served(tmp_path) as (world, outside, replica, client):
-        outside.status, outside.then = fault, lambda: world.frame(address=replica.http)
+    async with served(tmp_path) as (harness, outside, replica, client):
+        outside.status, outside.then = fault, lambda: harness.frame(address=replica.http)
         status, headers, body = await ask(client)
     assert (status, json.loads(body), len(outside.seen)) == (200, {"replica": "a"}, 1)
     assert "x-pagoda-overflow" not in headers
@@ -159,29 +159,29 @@ async def test_a_target_whose_certificate_is_not_trusted_sees_nothing(tmp_path):
 
 
 async def test_a_request_that_is_refused_for_want_of_room_or_by_a_stalled_service_overflows_too(tmp_path):
-    async with served(tmp_path, hold_limit=0) as (world, outside, _, client):
-        world.service(overflow=NOW_IF_HELD._replace(after_s=3600.0))
+    async with served(tmp_path, hold_limit=0) as (harness, outside, _, client):
+        harness.service(overflow=NOW_IF_HELD._replace(after_s=3600.0))
         assert (await ask(client))[1]["x-pagoda-overflow"] == "hosted"
         outside.status = 503
         status, _, body = await ask(client)
         assert (status, json.loads(body)["error"]["code"]) == (429, "queue_full")
         outside.status = 200
-        world.service(overflow=NOW_IF_HELD._replace(after_s=3600.0), stalled="ModelRejected: x")
+        harness.service(overflow=NOW_IF_HELD._replace(after_s=3600.0), stalled="ModelRejected: x")
         assert (await ask(client))[1]["x-pagoda-overflow"] == "hosted"
 
 
 async def test_a_request_overflows_at_once_if_as_many_are_held_as_the_service_says(tmp_path):
-    async with served(tmp_path) as (world, _, _, client):
-        world.service(overflow=Overflow("hosted", "other-model", 3600.0, 0))
+    async with served(tmp_path) as (harness, _, _, client):
+        harness.service(overflow=Overflow("hosted", "other-model", 3600.0, 0))
         assert (await ask(client))[1]["x-pagoda-overflow"] == "hosted"
 
 
 async def test_a_held_stream_that_has_begun_goes_on_with_the_targets_events(tmp_path):
-    async with served(tmp_path, ping_s=0.0) as (world, _, _, client):
-        world.service(overflow=NOW_IF_HELD._replace(after_s=60.0))
+    async with served(tmp_path, ping_s=0.0) as (harness, _, _, client):
+        harness.service(overflow=NOW_IF_HELD._replace(after_s=60.0))
         async with client.post("/v1/completions", json={"model": "m", "prompt": "x", "stream": True}) as answer:
             assert await answer.content.readuntil(b"\n\n") == b": held\n\n"
-            world.now_ms += 60_000.0
+            harness.now_ms += 60_000.0
             body = await answer.read()
     assert (answer.status, body.endswith(b"data: [DONE]\n\n"), body.count(b"data: ")) == (200, True, 2)
 

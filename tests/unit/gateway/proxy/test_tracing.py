@@ -15,8 +15,8 @@ from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.tracing import Tracing
 from pagoda_gateway.proxy.upstream import Upstream
+from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import Replica, running
-from support.worlds.gateway import GatewayWorld
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 KEY = new_key(b"k" * 32, NOW)
@@ -26,21 +26,21 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 @asynccontextmanager
 async def served(*, traced):
     """A replica, a function that asks it through a gateway, and the spans that were sent."""
-    world, replica, sent = GatewayWorld(), Replica("a"), InMemorySpanExporter()
+    harness, replica, sent = GatewayHarness(), Replica("a"), InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(sent))
-    world.service()
-    world.ring.put("ns/keys", "team-a", {KEY.id: KEY.stored})
+    harness.service()
+    harness.ring.put("ns/keys", "team-a", {KEY.id: KEY.stored})
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(replica))
-        world.synced()
-        world.frame(address=replica.http)
+        harness.synced()
+        harness.frame(address=replica.http)
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        authenticate = Authenticate(world.ring, world.metrics, lambda: NOW, anonymous=False)
-        observe = replace(world.observe, tracing=Tracing(provider) if traced else None)
-        world.observe = observe
-        api = world.api(upstream, Limits(1 << 20, 300), authenticate)
+        authenticate = Authenticate(harness.ring, harness.metrics, lambda: NOW, anonymous=False)
+        observe = replace(harness.observe, tracing=Tracing(provider) if traced else None)
+        harness.observe = observe
+        api = harness.api(upstream, Limits(1 << 20, 300), authenticate)
         runner = web.AppRunner(api.application())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from pagoda_contracts.names import STATE_DEAD_MS
 from pagoda_gateway.requests.errors import Died
-from support.worlds.gateway import SERVICE, GatewayWorld
+from support.harness.gateway import SERVICE, GatewayHarness
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Life:
     fixed: bool = False
 
 
-class World(GatewayWorld):
+class Harness(GatewayHarness):
     def __init__(self):
         super().__init__()
         self.service()
@@ -53,8 +53,8 @@ class World(GatewayWorld):
 
 
 async def test_it_is_taken_back_after_three_seconds_of_silence():
-    assert await World().outcome(Life(), "ns/b", ms=STATE_DEAD_MS - 250) is None
-    taken = await World().outcome(Life(), "ns/b")
+    assert await Harness().outcome(Life(), "ns/b", ms=STATE_DEAD_MS - 250) is None
+    taken = await Harness().outcome(Life(), "ns/b")
     assert isinstance(taken, Died)
     assert taken.reason == "frozen"
 
@@ -69,31 +69,31 @@ async def test_it_is_taken_back_after_three_seconds_of_silence():
     ],
 )
 async def test_it_stays(life, beating):
-    assert await World().outcome(life, *beating) is None
+    assert await Harness().outcome(life, *beating) is None
 
 
 async def test_a_gateway_that_stood_still_does_not_judge_by_old_frames():
-    world = World()
-    waiting = asyncio.ensure_future(world.wait(Life()))
+    harness = Harness()
+    waiting = asyncio.ensure_future(harness.wait(Life()))
     await asyncio.sleep(0)
-    world.frozen.look()
-    world.now_ms += 60_000
-    world.frame(name="ns/b")
-    world.frozen.look()
-    world.frame(name="ns/a")
-    world.pass_time(500, "ns/a", "ns/b")
+    harness.frozen.look()
+    harness.now_ms += 60_000
+    harness.frame(name="ns/b")
+    harness.frozen.look()
+    harness.frame(name="ns/a")
+    harness.pass_time(500, "ns/a", "ns/b")
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()
 
 
 async def test_a_replica_that_discovery_has_dropped_is_not_frozen():
-    world = World()
-    waiting = asyncio.ensure_future(world.wait(Life()))
+    harness = Harness()
+    waiting = asyncio.ensure_future(harness.wait(Life()))
     await asyncio.sleep(0)
-    world.cache.delete_replica("ns/a")
-    world.frozen.look()
-    world.pass_time(STATE_DEAD_MS + 1000, "ns/b")
+    harness.cache.delete_replica("ns/a")
+    harness.frozen.look()
+    harness.pass_time(STATE_DEAD_MS + 1000, "ns/b")
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()

@@ -15,7 +15,7 @@ from pagoda_gateway.proxy import handlers
 from pagoda_gateway.proxy.authenticate import TENANT
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.requests.errors import Died, GatewayError, ShuttingDown
-from support.worlds.gateway import GatewayWorld
+from support.harness.gateway import GatewayHarness
 
 LIMITS = Limits(body_bytes=1 << 20, body_seconds=300)
 REFUSAL = b'{"error": {"code": "%s"}}' % ERROR_DRAINING.encode()
@@ -129,7 +129,7 @@ ERRORS = {
 }
 
 
-class World(GatewayWorld):
+class Harness(GatewayHarness):
     """Two ready replicas, which come while the first request is held; so it passes all stages."""
 
     def __init__(self, *answers):
@@ -198,9 +198,9 @@ def logs():
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_a_request_that_runs_to_its_end_is_counted_by_its_answer(stream, logs, scenario):
-    world = World(*SCENARIOS[scenario]())
-    await world.interrupted()
-    assert (world.at_rest(), world.counted()) == (REST, {str(STATUS[scenario]): 1})
+    harness = Harness(*SCENARIOS[scenario]())
+    await harness.interrupted()
+    assert (harness.at_rest(), harness.counted()) == (REST, {str(STATUS[scenario]): 1})
     assert [entry["event"] for entry in logs] == ["a replica died with a request"] * (STATUS[scenario] == 502)
 
 
@@ -214,76 +214,76 @@ def raising(kind):
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_interrupted_at_any_await_it_is_counted_once_and_leaves_nothing(stream, logs, scenario, error):
-    points = await World(*SCENARIOS[scenario]()).interrupted()
+    points = await Harness(*SCENARIOS[scenario]()).interrupted()
     assert points >= 6
     kind, allowed = ERRORS[error]
     for at in range(1, points + 1):
-        world = World(*SCENARIOS[scenario]())
+        harness = Harness(*SCENARIOS[scenario]())
         logs.clear()
-        assert await world.interrupted(at, raising(kind)) >= at
-        counted = world.counted()
-        assert (world.at_rest(), counted.total()) == (REST, 1), f"at await {at} of {points}: {counted}"
+        assert await harness.interrupted(at, raising(kind)) >= at
+        counted = harness.counted()
+        assert (harness.at_rest(), counted.total()) == (REST, 1), f"at await {at} of {points}: {counted}"
         assert counted.keys() <= {str(status) for status in allowed}, f"at await {at} of {points}"
         assert len(logs) == counted["500"] + counted["502"], f"at await {at} of {points}: {logs}"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_the_gateways_deadline_at_any_await_ends_a_request_once(stream, logs, scenario):
-    points = await World(*SCENARIOS[scenario]()).interrupted()
+    points = await Harness(*SCENARIOS[scenario]()).interrupted()
     stopped = 0
     for at in range(1, points + 1):
-        world = World(*SCENARIOS[scenario]())
-        await world.interrupted(at, world.stop)
-        await asyncio.wait_for(world.stopping, 60)
-        counted = world.counted()
-        assert (world.at_rest(), counted.total()) == (REST, 1), f"at await {at} of {points}: {counted}"
+        harness = Harness(*SCENARIOS[scenario]())
+        await harness.interrupted(at, harness.stop)
+        await asyncio.wait_for(harness.stopping, 60)
+        counted = harness.counted()
+        assert (harness.at_rest(), counted.total()) == (REST, 1), f"at await {at} of {points}: {counted}"
         stopped += counted["503"]
     assert stopped >= points // 2
 
 
 async def test_a_request_that_comes_after_the_deadline_is_ended_too(stream):
-    world = World()
-    await world.interrupted(1, world.stop)
-    await asyncio.wait_for(world.stopping, 60)
-    await world.interrupted()
-    assert isinstance(world.answer, ShuttingDown)
-    assert (world.at_rest(), world.counted()) == (REST, {"503": 2})
+    harness = Harness()
+    await harness.interrupted(1, harness.stop)
+    await asyncio.wait_for(harness.stopping, 60)
+    await harness.interrupted()
+    assert isinstance(harness.answer, ShuttingDown)
+    assert (harness.at_rest(), harness.counted()) == (REST, {"503": 2})
 
 
 async def test_a_request_that_comes_after_all_were_finished_in_time_is_served(stream):
-    world = World()
-    await world.in_flight.finish(60)
-    await world.interrupted()
-    assert (world.at_rest(), world.counted()) == (REST, {"200": 1})
+    harness = Harness()
+    await harness.in_flight.finish(60)
+    await harness.interrupted()
+    assert (harness.at_rest(), harness.counted()) == (REST, {"200": 1})
 
 
 async def test_a_stream_that_broke_ends_with_one_event(stream, logs):
-    world = World(*SCENARIOS["died in the middle"]())
-    await world.interrupted()
-    first, event, done, rest = world.answer.sent.split(b"\n\n")
+    harness = Harness(*SCENARIOS["died in the middle"]())
+    await harness.interrupted()
+    first, event, done, rest = harness.answer.sent.split(b"\n\n")
     assert (first, done, rest) == (b"data: 1", b"data: [DONE]", b"")
     assert b'"code":"upstream_died"' in event
 
 
 async def test_an_error_of_the_gateway_in_the_middle_of_a_stream_ends_it_with_one_event(stream, logs):
-    world = World(ReplicaAnswer(b"data: 1\n\n", ZeroDivisionError("the cause")))
-    await world.interrupted()
-    first, event, done, rest = world.answer.sent.split(b"\n\n")
+    harness = Harness(ReplicaAnswer(b"data: 1\n\n", ZeroDivisionError("the cause")))
+    await harness.interrupted()
+    first, event, done, rest = harness.answer.sent.split(b"\n\n")
     assert (first, done, rest) == (b"data: 1", b"data: [DONE]", b"")
     assert b'"code":"internal_error"' in event
-    assert "the cause" not in world.answer.sent.decode()
+    assert "the cause" not in harness.answer.sent.decode()
     (entry,) = logs
     assert (entry["event"], entry["request_id"], entry["exc_info"]) == ("a request failed by an error of the gateway", "id", True)
 
 
 async def test_bytes_of_a_body_count_until_the_request_ends(stream):
-    world, used = World(), []
-    upstream = world.under_test.upstream
+    harness, used = Harness(), []
+    upstream = harness.under_test.upstream
 
     async def send(*call, fresh):
-        used.append(world.budget.used)
+        used.append(harness.budget.used)
         return streamed()
 
     upstream.send = send
-    await world.interrupted()
-    assert (used, world.budget.used) == ([len(b'{"model": "m"}')], 0)
+    await harness.interrupted()
+    assert (used, harness.budget.used) == ([len(b'{"model": "m"}')], 0)

@@ -14,26 +14,26 @@ from pagoda_gateway.proxy.handlers import metrics_application
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.errors import ModelNotFound
 from pagoda_gateway.routing.request import RoutingRequest
+from support.harness.gateway import SERVICE, GatewayHarness
 from support.servers.scripted_replica import Replica, running, say_ok
-from support.worlds.gateway import SERVICE, GatewayWorld
 
 LIMITS = Limits(body_bytes=1 << 20, body_seconds=300)
 
 
 @pytest.fixture
-async def world():
-    return GatewayWorld()
+async def harness():
+    return GatewayHarness()
 
 
 @asynccontextmanager
-async def listening(world):
+async def listening(harness):
     """Clients for the API and for the metrics."""
     async with AsyncExitStack() as stack:
         upstream = Upstream(300.0)
         stack.push_async_callback(upstream.close)
-        api = world.api(upstream, LIMITS)
+        api = harness.api(upstream, LIMITS)
         servers = []
-        for app in (api.application(), metrics_application(world.metrics)):
+        for app in (api.application(), metrics_application(harness.metrics)):
             runner = web.AppRunner(app, handler_cancellation=True)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -54,23 +54,23 @@ async def samples_of(client, url, without=(*OF_POOLS, *OF_TIMES)):
     return {line for line in lines if not line.startswith(("#", *without)) and "_created{" not in line}
 
 
-async def test_every_metric_counts_what_was_done_in_its_unit(world):
+async def test_every_metric_counts_what_was_done_in_its_unit(harness):
     """The samples are compared as a whole: a metric that is added without a value here is missed."""
     dying = [Replica(name) for name in ("a", "b", "third")]
     async with AsyncExitStack() as stack:
         a, b, third = [await stack.enter_async_context(running(replica)) for replica in dying]
-        client, api, scraped = await stack.enter_async_context(listening(world))
+        client, api, scraped = await stack.enter_async_context(listening(harness))
 
         async def ask(model):
             async with client.post(f"{api}/v1/completions", json={"model": model, "prompt": "x"}) as answer:
                 await answer.read()
                 return answer.status
 
-        world.service("ns/s", "m")
-        world.service("ns/t", "n")
-        world.synced()
+        harness.service("ns/s", "m")
+        harness.service("ns/t", "n")
+        harness.synced()
         for replica in (a, b):
-            world.frame("ready", replica.name, "ns/s", replica.http)
+            harness.frame("ready", replica.name, "ns/s", replica.http)
         assert await ask("m") == 200
         assert await ask("nobody's") == 404
         # The one that was asked longest ago is asked first, and turns the request away.
@@ -78,23 +78,23 @@ async def test_every_metric_counts_what_was_done_in_its_unit(world):
         assert await ask("m") == 200
         for replica in (a, b, third):
             replica.script = die
-            world.frame("ready", replica.name, "ns/s", replica.http)
+            harness.frame("ready", replica.name, "ns/s", replica.http)
         assert await ask("m") == 502  # sent to all; the third death is no repick any more
-        world.frame("loading", "b", "ns/s", b.http)
+        harness.frame("loading", "b", "ns/s", b.http)
 
         left, stays = (asyncio.create_task(ask("n")) for _ in range(2))
-        await world.until(lambda: world.queue.count("ns/t") == 2)
+        await harness.until(lambda: harness.queue.count("ns/t") == 2)
         assert {line for line in await samples_of(client, scraped) if "held_requests" in line} == {
             'pagoda_gateway_held_requests{service="ns/s"} 0.0',
             'pagoda_gateway_held_requests{service="ns/t"} 2.0',
         }
-        world.now_ms += 250
+        harness.now_ms += 250
         left.cancel()
-        await world.until(lambda: world.queue.count("ns/t") == 1)
-        world.now_ms += 7_000
+        await harness.until(lambda: harness.queue.count("ns/t") == 1)
+        harness.now_ms += 7_000
         a.script = say_ok
-        world.frame("ready", "c", "ns/t", a.http)
-        world.frame("loading", "b", "ns/s", b.http)
+        harness.frame("ready", "c", "ns/t", a.http)
+        harness.frame("loading", "b", "ns/s", b.http)
         assert await stays == 200
         samples = await samples_of(client, scraped)
     bounds = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, math.inf)
@@ -121,21 +121,21 @@ async def test_every_metric_counts_what_was_done_in_its_unit(world):
     }
 
 
-async def test_a_request_s_time_and_that_of_its_first_byte_are_observed(world):
-    async with running(Replica("a")) as replica, listening(world) as (client, api, scraped):
-        world.service()
-        world.synced()
-        world.frame(address=replica.http)
+async def test_a_request_s_time_and_that_of_its_first_byte_are_observed(harness):
+    async with running(Replica("a")) as replica, listening(harness) as (client, api, scraped):
+        harness.service()
+        harness.synced()
+        harness.frame(address=replica.http)
 
         async def late(exchange):
-            world.now_ms += 300
+            harness.now_ms += 300
             await exchange.stream(1)
 
         replica.script = late
         for model in ("m", "nobody's"):
             async with client.post(f"{api}/v1/completions", json={"model": model, "stream": True}) as answer:
                 await answer.read()
-        await world.until(lambda: not world.in_flight.count)
+        await harness.until(lambda: not harness.in_flight.count)
         async with asyncio.timeout(120):
             while 'pagoda_gateway_request_duration_seconds_sum{service="ns/s"} 0.3' not in (
                 samples := await samples_of(client, scraped, ())
@@ -145,15 +145,15 @@ async def test_a_request_s_time_and_that_of_its_first_byte_are_observed(world):
     assert not [line for line in samples if line.startswith(OF_TIMES) and 'service=""' in line]
 
 
-async def test_pools_have_llm_d_s_names_and_their_older_twins(world):
-    world.service()
+async def test_pools_have_llm_d_s_names_and_their_older_twins(harness):
+    harness.service()
     for name, waiting, used in (("ns/a", 4, 10), ("ns/b", 1, 30)):
-        world.frame(name=name)
-        endpoint = next(one for one in world.cache.endpoints(world.cache.resolve("m")) if one.name == name)
+        harness.frame(name=name)
+        endpoint = next(one for one in harness.cache.endpoints(harness.cache.resolve("m")) if one.name == name)
         endpoint.frame = endpoint.frame._replace(waiting=waiting, blocks_used=used, blocks_total=40)
-    world.frame("loading", "ns/c")
-    world.queue.enter(SERVICE)
-    found = {line for line in world.metrics.exposition().decode().splitlines() if line.startswith(OF_POOLS)}
+    harness.frame("loading", "ns/c")
+    harness.queue.enter(SERVICE)
+    found = {line for line in harness.metrics.exposition().decode().splitlines() if line.startswith(OF_POOLS)}
     model = 'fairness_id="",inference_pool="ns/s",model_name="m",priority="0",target_model_name="m"'
     pairs = {
         ("average_queue_size", "average_queue_size"): 2.5,
@@ -167,10 +167,10 @@ async def test_pools_have_llm_d_s_names_and_their_older_twins(world):
     }
 
 
-async def test_no_name_that_a_client_makes_up_makes_a_series(world):
-    async with listening(world) as (client, api, scraped):
-        world.service()
-        world.synced()
+async def test_no_name_that_a_client_makes_up_makes_a_series(harness):
+    async with listening(harness) as (client, api, scraped):
+        harness.service()
+        harness.synced()
 
         async def ask(number):
             headers = {"x-request-id": f"id-{number}", "authorization": f"Bearer made-up-{number}", "x-pagoda-tenant": f"t{number}"}
@@ -186,22 +186,22 @@ async def test_no_name_that_a_client_makes_up_makes_a_series(world):
 
 
 @pytest.mark.deep
-async def test_ten_thousand_models_make_no_series(world):
-    world.service()
-    world.synced()
+async def test_ten_thousand_models_make_no_series(harness):
+    harness.service()
+    harness.synced()
     lines = set()
     for number in range(10_000):
         with suppress(ModelNotFound):
-            async with world.in_flight.begin() as life:
+            async with harness.in_flight.begin() as life:
                 life.request = RoutingRequest(f"made-up-{number}")
-                await world.router.serve(life, None)
+                await harness.router.serve(life, None)
         if number in (0, 9_999):
-            lines.add(len(world.metrics.exposition().splitlines()))
+            lines.add(len(harness.metrics.exposition().splitlines()))
     assert len(lines) == 1
 
 
 def test_every_metric_that_is_named_is_exported_and_no_other():
-    metrics = GatewayWorld().metrics
+    metrics = GatewayHarness().metrics
     metrics.quota_store(up=True)  # only with a store
     empty = metrics.exposition().decode()
     families = {line.split()[2] for line in empty.splitlines() if line.startswith("# TYPE")}

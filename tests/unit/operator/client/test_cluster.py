@@ -142,13 +142,13 @@ async def test_a_body_that_is_no_list_is_an_error(answer, status):
 
 @pytest.mark.parametrize(("status", "accepted"), [("200 OK", ["/pods"]), ("403 x", []), ("500 x", [])])
 async def test_a_watch_that_is_refused_is_no_sign_of_life(status, accepted):
-    told = []
+    reported = []
     async with Server("{}", status) as server:
         host = server.cluster._api.configuration.host
-        session = watch_session(server.cluster._api.configuration, lambda path, _: told.append(path))
+        session = watch_session(server.cluster._api.configuration, lambda path, _: reported.append(path))
         async with session, session.get(f"{host}/pods?watch=true") as response:
             await response.read()
-    assert told == accepted
+    assert reported == accepted
 
 
 _LIST = b'{"metadata": {"resourceVersion": "1"}, "items": []}'

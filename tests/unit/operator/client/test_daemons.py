@@ -34,7 +34,7 @@ def in_ms(seconds):
     return int((time.time() + seconds) * 1000)
 
 
-def told(deadline_ms, left_ms=0):
+def reported(deadline_ms, left_ms=0):
     return [Order("a", "uid-a", "127.0.0.1", deadline_ms, left_ms)]
 
 
@@ -53,22 +53,22 @@ def voice(tmp_path, issuer):
 async def test_a_daemon_drains_and_serves_again_by_orders(front, voice):
     orders = voice(front)
     for _ in range(2):
-        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
-        assert await orders.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
+        assert await orders.give(reported(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
+        assert await orders.give(reported(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
         assert front.front.replica.drain.draining
-        assert await orders.give(told(None)) == {"uid-a": Answer(DaemonState.SERVING, 0)}
+        assert await orders.give(reported(None)) == {"uid-a": Answer(DaemonState.SERVING, 0)}
         assert not front.front.replica.drain.draining
 
 
 @pytest.mark.parametrize("skew_s", [-3000, 3000])
 async def test_a_drain_order_has_a_duration_since_clocks_differ(skew_s, front, voice):
-    await voice(front).give(told(in_ms(300 + skew_s), 300_000))
+    await voice(front).give(reported(in_ms(300 + skew_s), 300_000))
     assert 0 < front.front._control.left_s() <= 300
 
 
 async def test_an_order_of_a_former_leader_ends_its_process(front, voice):
-    await voice(front, epoch=5).give(told(in_ms(600)))
-    for order in (told(None), told(in_ms(600))):
+    await voice(front, epoch=5).give(reported(in_ms(600)))
+    for order in (reported(None), reported(in_ms(600))):
         with pytest.raises(Superseded, match="epoch 4"):
             await voice(front, epoch=4).give(order)
     assert front.front.replica.drain.draining
@@ -77,29 +77,29 @@ async def test_an_order_of_a_former_leader_ends_its_process(front, voice):
 async def test_a_terminating_daemon_is_no_sign_of_another_leader(front, voice):
     front.front._control.end()  # SIGTERM, without the end that follows when nothing runs
     deadline = front.front.replica.drain.until
-    assert await voice(front).give(told(None)) == {"uid-a": Answer(DaemonState.ENDING)}
+    assert await voice(front).give(reported(None)) == {"uid-a": Answer(DaemonState.ENDING)}
     assert front.front.replica.drain.until == deadline
 
 
 async def test_an_order_with_another_role_is_refused(front, voice, issuer):
-    assert await voice(front, role=ROLE_GATEWAY).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
+    assert await voice(front, role=ROLE_GATEWAY).give(reported(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
     nameless = Daemons(lambda: 0, port=int(front.grpc.rpartition(":")[2]))
-    assert await nameless.give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
+    assert await nameless.give(reported(in_ms(600))) == {"uid-a": Answer(DaemonState.REFUSED)}
     assert not front.front.replica.drain.draining
 
 
 async def test_an_order_for_a_former_pod_of_the_address_counts_as_no_answer(front, voice):
     front.front._control._uid = "uid-b"
-    for order in (told(in_ms(600)), told(None)):
+    for order in (reported(in_ms(600)), reported(None)):
         assert await voice(front, epoch=9).give(order) == {"uid-a": Answer(DaemonState.SILENT)}
     assert (front.front.replica.drain.draining, front.front.replica.drain.epoch) == (False, 0)
     front.front._control._uid = "uid-a"
-    assert await voice(front).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
+    assert await voice(front).give(reported(in_ms(600))) == {"uid-a": Answer(DaemonState.DRAINING, 0)}
 
 
 async def test_no_daemon_at_the_address_counts_as_no_answer(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
-    assert await Daemons(lambda: 0, port=1).give(told(in_ms(600))) == {"uid-a": Answer(DaemonState.SILENT)}
+    assert await Daemons(lambda: 0, port=1).give(reported(in_ms(600))) == {"uid-a": Answer(DaemonState.SILENT)}
 
 
 async def test_without_orders_no_daemon_is_dialled():

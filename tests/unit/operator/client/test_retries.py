@@ -136,7 +136,7 @@ async def test_no_write_is_sent_twice(verb, word):
     """Not by the library either, which would send a PUT or DELETE again and not ask whether this process still leads."""
     wrote = []
     async with Asking(FailingServer([word])) as asking:
-        asking.cluster._hooks = asking.cluster._hooks._replace(wrote=lambda *told: wrote.append(told))
+        asking.cluster._hooks = asking.cluster._hooks._replace(wrote=lambda *reported: wrote.append(reported))
         with pytest.raises(Unavailable):
             await WRITES[verb](asking.cluster)
         assert (asking.seen, asking.again, wrote) == (1, 0, [])

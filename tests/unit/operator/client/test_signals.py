@@ -17,7 +17,7 @@ from pagoda_operator.decide.scale.inputs import Capacity, History, Targets
 KEY, UNIX = Key("ns", "s"), 1_700_000_000.0
 
 
-class World:
+class Harness:
     """Signals with a clock that the test turns, and what they called for."""
 
     def __init__(self):
@@ -49,11 +49,11 @@ def service(*pods, name="s", **fields):
 
 
 def test_held_requests_are_summed_and_replica_reports_are_not():
-    world = World()
-    world.hear("g1", service(pod(), held=2, running=5, waiting=1, blocks_used=10, blocks_total=40), full=True)
-    world.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="silent"), held=1, wake=True, running=0), full=True)
-    world.ticks(BIN_S, "g1", "g2")
-    seen = world.of()
+    harness = Harness()
+    harness.hear("g1", service(pod(), held=2, running=5, waiting=1, blocks_used=10, blocks_total=40), full=True)
+    harness.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="silent"), held=1, wake=True, running=0), full=True)
+    harness.ticks(BIN_S, "g1", "g2")
+    seen = harness.of()
     (measure,) = seen.measures
     assert (seen.held, seen.wake, seen.fresh) == (3, True, True)
     assert (measure.held, measure.running, measure.waiting, measure.kv_utilization) == (3, 5, 1, 0.25)
@@ -61,167 +61,167 @@ def test_held_requests_are_summed_and_replica_reports_are_not():
 
 
 def test_an_endpoint_is_as_the_most_favourable_gateway_sees_it():
-    world = World()
-    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
-    assert world.of().endpoints["p1"].bad
-    world.hear("g2", service(pod(in_flight=3)), full=True)
-    assert (world.of().endpoints["p1"].verdict, world.of().endpoints["p1"].in_flight) == (Seen.FRESH, 3)
+    harness = Harness()
+    harness.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
+    assert harness.of().endpoints["p1"].bad
+    harness.hear("g2", service(pod(in_flight=3)), full=True)
+    assert (harness.of().endpoints["p1"].verdict, harness.of().endpoints["p1"].in_flight) == (Seen.FRESH, 3)
 
 
 def test_a_replica_lacks_a_gateway_until_each_of_them_sends_it_requests():
-    world = World()
-    world.hear("g1", service(pod()), full=True)
-    assert not world.of().endpoints["p1"].lacking
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    assert not harness.of().endpoints["p1"].lacking
     for not_yet in (service(), service(pod(verdict=pb.VERDICT_UNSPECIFIED, reason="unheard", phase=0)), service(pod(phase=3))):
-        world.hear("g2", not_yet, full=True)
-        assert world.of().endpoints["p1"].lacking
-    woken = len(world.woken)
-    world.hear("g2", service(pod(verdict=pb.VERDICT_SUSPECT, reason="suspect")), full=True)
-    assert not world.of().endpoints["p1"].lacking
-    assert len(world.woken) == woken + 1
+        harness.hear("g2", not_yet, full=True)
+        assert harness.of().endpoints["p1"].lacking
+    woken = len(harness.woken)
+    harness.hear("g2", service(pod(verdict=pb.VERDICT_SUSPECT, reason="suspect")), full=True)
+    assert not harness.of().endpoints["p1"].lacking
+    assert len(harness.woken) == woken + 1
 
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["it cannot reach the replica", "it is silent itself"])
 def test_a_gateway_holds_up_a_replica_for_a_minute_at_most(speaks):
-    world = World()
-    world.hear("g1", service(pod()), full=True)
-    world.hear("g2", service(), full=True)
-    assert world.of().endpoints["p1"].lacking
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    harness.hear("g2", service(), full=True)
+    assert harness.of().endpoints["p1"].lacking
     gateways = ("g1", "g2") if speaks else ("g1",)
-    world.ticks(MISSING_S - 1, *gateways)
-    assert world.of().endpoints["p1"].lacking
-    woken = len(world.woken)
-    world.ticks(2, *gateways)
-    assert not world.of().endpoints["p1"].lacking
-    assert len(world.woken) > woken
+    harness.ticks(MISSING_S - 1, *gateways)
+    assert harness.of().endpoints["p1"].lacking
+    woken = len(harness.woken)
+    harness.ticks(2, *gateways)
+    assert not harness.of().endpoints["p1"].lacking
+    assert len(harness.woken) > woken
 
 
 def test_requests_count_from_the_first_frame_and_after_a_restart():
-    world = World()
-    world.hear("g1", service(requests_arrived=100, requests_ended=90), full=True)
-    world.hear("g1", service(requests_arrived=104, requests_ended=93))
-    world.hear("g1", service(requests_arrived=2, requests_ended=1), full=True)
-    world.hear("g1", service(requests_arrived=2, requests_ended=1), service(name="new", requests_arrived=1))
-    world.ticks(BIN_S, "g1")
-    (measure,) = world.of().measures
+    harness = Harness()
+    harness.hear("g1", service(requests_arrived=100, requests_ended=90), full=True)
+    harness.hear("g1", service(requests_arrived=104, requests_ended=93))
+    harness.hear("g1", service(requests_arrived=2, requests_ended=1), full=True)
+    harness.hear("g1", service(requests_arrived=2, requests_ended=1), service(name="new", requests_arrived=1))
+    harness.ticks(BIN_S, "g1")
+    (measure,) = harness.of().measures
     assert (measure.arrived, measure.ended) == (6, 4)
-    assert world.signals.of(Key("ns", "new"), UNIX).measures[0].arrived == 1
+    assert harness.signals.of(Key("ns", "new"), UNIX).measures[0].arrived == 1
 
 
 def test_a_revisions_requests_are_summed_and_its_worst_time_counts():
-    world = World()
+    harness = Harness()
     for gateway, ttft in (("g1", 100), ("g2", 900)):
         told = pb.RevisionDemand(revision="r", requests=10, errors=1, ttft_p95_ms=ttft)
-        world.hear(gateway, service(revisions=[told]), full=True)
-    seen = world.of().revisions["r"]
+        harness.hear(gateway, service(revisions=[told]), full=True)
+    seen = harness.of().revisions["r"]
     assert (seen.requests, seen.errors, seen.ttft_p95_s) == (20, 2, 0.9)
 
 
 def test_nothing_is_fresh_until_every_gateway_reported_for_at_most_a_minute():
-    world = World()
-    world.signals.follow("g1")
-    world.signals.follow("g2")
-    world.hear("g1", service(pod()), full=True)
-    assert not world.of().fresh
-    world.ticks(MISSING_S - 1, "g1")
-    assert not world.of().fresh
-    world.ticks(2, "g1")
-    assert world.of().fresh
-    assert not world.signals.of(KEY, UNIX).missing(["p1"])
+    harness = Harness()
+    harness.signals.follow("g1")
+    harness.signals.follow("g2")
+    harness.hear("g1", service(pod()), full=True)
+    assert not harness.of().fresh
+    harness.ticks(MISSING_S - 1, "g1")
+    assert not harness.of().fresh
+    harness.ticks(2, "g1")
+    assert harness.of().fresh
+    assert not harness.signals.of(KEY, UNIX).missing(["p1"])
 
 
 def test_a_silent_gateway_makes_all_signals_stale():
-    world = World()
-    world.hear("g1", service(pod()), full=True)
-    world.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="stuck"), held=1), full=True)
-    world.ticks(4, "g2")
-    assert not world.of().fresh
-    assert world.of().endpoints["p1"].bad
-    world.signals.forget("g1")
-    assert world.of().fresh
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    harness.hear("g2", service(pod(verdict=pb.VERDICT_DEAD, reason="stuck"), held=1), full=True)
+    harness.ticks(4, "g2")
+    assert not harness.of().fresh
+    assert harness.of().endpoints["p1"].bad
+    harness.signals.forget("g1")
+    assert harness.of().fresh
 
 
 def test_seconds_since_a_gateway_reported_a_replica():
-    world = World()
-    world.now += 9
-    assert world.signals.unheard(KEY) == 9, "since the process began"
-    world.now += 1
-    assert world.signals.unheard(KEY) == math.inf, "there is no gateway at all"
-    world.signals.follow("g1")
-    assert world.signals.unheard(KEY) == 10, "there is one"
-    world.hear("g1", service(pod()))
-    world.hear("g2", service())
-    world.ticks(5, "g1")
-    assert world.signals.unheard(KEY) == 0, "a frame without news stands by the last one's"
-    world.ticks(5, "g2")
-    assert world.signals.unheard(KEY) == 5, "one that knows of no replica says nothing of any"
-    world.signals.forget("g1")
-    world.ticks(5, "g2")
-    assert world.signals.unheard(KEY) == 10, "what a gateway said that is gone was said"
-    world.hear("g3", service(pod()))
-    world.now += 4
-    world.hear("g3", full=True)
-    assert world.signals.unheard(KEY) == 4
-    world.hear("g3", service(name="other"), full=True)
-    assert world.signals.unheard(KEY) == 4
-    world.hear("g3", service(pod()))
-    assert world.signals.unheard(KEY) == 0
+    harness = Harness()
+    harness.now += 9
+    assert harness.signals.unheard(KEY) == 9, "since the process began"
+    harness.now += 1
+    assert harness.signals.unheard(KEY) == math.inf, "there is no gateway at all"
+    harness.signals.follow("g1")
+    assert harness.signals.unheard(KEY) == 10, "there is one"
+    harness.hear("g1", service(pod()))
+    harness.hear("g2", service())
+    harness.ticks(5, "g1")
+    assert harness.signals.unheard(KEY) == 0, "a frame without news stands by the last one's"
+    harness.ticks(5, "g2")
+    assert harness.signals.unheard(KEY) == 5, "one that knows of no replica says nothing of any"
+    harness.signals.forget("g1")
+    harness.ticks(5, "g2")
+    assert harness.signals.unheard(KEY) == 10, "what a gateway said that is gone was said"
+    harness.hear("g3", service(pod()))
+    harness.now += 4
+    harness.hear("g3", full=True)
+    assert harness.signals.unheard(KEY) == 4
+    harness.hear("g3", service(name="other"), full=True)
+    assert harness.signals.unheard(KEY) == 4
+    harness.hear("g3", service(pod()))
+    assert harness.signals.unheard(KEY) == 0
 
 
 def test_without_any_gateway_nothing_is_fresh_and_nothing_is_bad():
-    world = World()
-    assert world.of() is None
-    world.hear("g1", service(pod()), full=True)
-    world.ticks(10)
-    assert (world.of().fresh, world.of().endpoints) == (False, {})
+    harness = Harness()
+    assert harness.of() is None
+    harness.hear("g1", service(pod()), full=True)
+    harness.ticks(10)
+    assert (harness.of().fresh, harness.of().endpoints) == (False, {})
 
 
 def test_a_replica_is_bad_from_the_first_bad_frame_to_the_first_good_one():
-    world = World()
-    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
-    world.ticks(4, "g1")
-    assert world.of().endpoints["p1"].bad_s == 4
-    world.hear("g1", service(pod()))
-    world.ticks(1, "g1")
-    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")))
-    assert world.of().endpoints["p1"].bad_s == 0
+    harness = Harness()
+    harness.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
+    harness.ticks(4, "g1")
+    assert harness.of().endpoints["p1"].bad_s == 4
+    harness.hear("g1", service(pod()))
+    harness.ticks(1, "g1")
+    harness.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")))
+    assert harness.of().endpoints["p1"].bad_s == 0
 
 
 def test_a_ready_pod_without_reports_is_missing_then_bad():
-    world = World()
-    world.hear("g1", service(pod(), pod("p2", pb.VERDICT_UNSPECIFIED, "unheard", phase=0)), full=True)
-    assert world.of().missing(["p1", "p2", "p3"]) == ("p2", "p3")
-    world.ticks(MISSING_S + 1, "g1")
-    assert world.of().missing(["p1", "p2"]) == ()
+    harness = Harness()
+    harness.hear("g1", service(pod(), pod("p2", pb.VERDICT_UNSPECIFIED, "unheard", phase=0)), full=True)
+    assert harness.of().missing(["p1", "p2", "p3"]) == ("p2", "p3")
+    harness.ticks(MISSING_S + 1, "g1")
+    assert harness.of().missing(["p1", "p2"]) == ()
 
 
 # Who is woken
 
 
 def test_a_held_request_wakes_its_service_with_its_own_frame_and_more_of_the_same_does_not():
-    world = World()
-    world.hear("g1", service(), service(name="other"), full=True)
-    world.ticks(1, "g1")
-    world.woken.clear()
-    world.hear("g1", service(held=1, wake=True, requests_arrived=1))
-    assert world.woken == [KEY]
+    harness = Harness()
+    harness.hear("g1", service(), service(name="other"), full=True)
+    harness.ticks(1, "g1")
+    harness.woken.clear()
+    harness.hear("g1", service(held=1, wake=True, requests_arrived=1))
+    assert harness.woken == [KEY]
     for held in range(2, 20):
-        world.hear("g1", service(held=held, wake=True, requests_arrived=held, oldest_held_ms=held))
-    assert world.woken == [KEY]
-    world.hear("g1", service(requests_arrived=20, requests_ended=20))
-    assert world.woken == [KEY, KEY]
+        harness.hear("g1", service(held=held, wake=True, requests_arrived=held, oldest_held_ms=held))
+    assert harness.woken == [KEY]
+    harness.hear("g1", service(requests_arrived=20, requests_ended=20))
+    assert harness.woken == [KEY, KEY]
 
 
 def test_load_and_suspicion_wake_no_service():
-    world = World()
-    world.hear("g1", service(pod()), full=True)
-    world.ticks(1, "g1")
-    world.woken.clear()
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    harness.ticks(1, "g1")
+    harness.woken.clear()
     for running in range(200):
         verdict = pb.VERDICT_SUSPECT if running % 3 else pb.VERDICT_FRESH
-        world.hear("g1", service(pod(verdict=verdict, in_flight=running), running=running, requests_arrived=running))
-        world.ticks(1, "g1")
-    assert world.woken == []
+        harness.hear("g1", service(pod(verdict=verdict, in_flight=running), running=running, requests_arrived=running))
+        harness.ticks(1, "g1")
+    assert harness.woken == []
 
 
 @pytest.mark.parametrize(
@@ -234,43 +234,43 @@ def test_load_and_suspicion_wake_no_service():
     ],
 )
 def test_a_decisive_change_wakes_once(change):
-    world = World()
-    world.hear("g1", service(pod()), full=True)
-    world.ticks(1, "g1")
-    world.woken.clear()
-    world.hear("g1", service(pod(**change)))
-    world.hear("g1", service(pod(**change), running=1))
-    assert world.woken == [KEY]
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    harness.ticks(1, "g1")
+    harness.woken.clear()
+    harness.hear("g1", service(pod(**change)))
+    harness.hear("g1", service(pod(**change), running=1))
+    assert harness.woken == [KEY]
 
 
 def test_the_end_of_a_drain_wakes():
-    world = World()
-    world.hear("g1", service(pod(draining=True, in_flight=2)), full=True)
-    world.ticks(1, "g1")
-    world.woken.clear()
-    world.hear("g1", service(pod(draining=True, in_flight=1)))
-    assert world.woken == []
-    world.hear("g1", service(pod(draining=True)))
-    assert world.woken == [KEY]
+    harness = Harness()
+    harness.hear("g1", service(pod(draining=True, in_flight=2)), full=True)
+    harness.ticks(1, "g1")
+    harness.woken.clear()
+    harness.hear("g1", service(pod(draining=True, in_flight=1)))
+    assert harness.woken == []
+    harness.hear("g1", service(pod(draining=True)))
+    assert harness.woken == [KEY]
 
 
 def test_a_lasting_verdict_wakes_again_when_it_is_confirmed():
-    world = World()
-    world.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
-    world.ticks(1, "g1")
-    world.woken.clear()
-    world.ticks(CONFIRM_S - 2, "g1")
-    assert world.woken == []
-    world.ticks(3, "g1")
-    assert world.woken == [KEY]
+    harness = Harness()
+    harness.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
+    harness.ticks(1, "g1")
+    harness.woken.clear()
+    harness.ticks(CONFIRM_S - 2, "g1")
+    assert harness.woken == []
+    harness.ticks(3, "g1")
+    assert harness.woken == [KEY]
 
 
 def test_a_service_that_no_gateway_knows_any_more_is_forgotten():
-    world = World()
-    world.hear("g1", service(), full=True)
-    world.hear("g1", service(name="other"), full=True)
-    world.ticks(BIN_S + 1, "g1")
-    assert world.of() is None
+    harness = Harness()
+    harness.hear("g1", service(), full=True)
+    harness.hear("g1", service(name="other"), full=True)
+    harness.ticks(BIN_S + 1, "g1")
+    assert harness.of() is None
 
 
 # Bins
@@ -342,67 +342,67 @@ def test_the_start_of_an_idle_time_before_the_record_is_known():
 
 
 def test_a_jump_of_the_queue_is_measured_within_a_second():
-    world = World()
-    world.hear("g1", service(running=4), full=True)
-    world.ticks(BIN_S, "g1")
-    assert world.measured == [KEY]
-    world.hear("g1", service(running=9, requests_arrived=9))
-    world.ticks(1, "g1")
-    assert world.measured == [KEY], "more run, nobody waits"
-    world.hear("g1", service(running=4, waiting=6, held=1, requests_arrived=12))
-    world.ticks(1, "g1")
-    (measure,) = world.of().measures
-    assert (world.measured, measure.waiting, measure.held, measure.arrived) == ([KEY] * 2, 6, 1, 0)
-    world.ticks(1, "g1")
-    assert world.measured == [KEY] * 2, "no worse than at the last look"
-    world.ticks(2, "g1")
-    *_, last = world.of().measures
-    assert (world.measured, last.waiting, last.arrived, last.at) == ([KEY] * 3, 6, 12, UNIX)
+    harness = Harness()
+    harness.hear("g1", service(running=4), full=True)
+    harness.ticks(BIN_S, "g1")
+    assert harness.measured == [KEY]
+    harness.hear("g1", service(running=9, requests_arrived=9))
+    harness.ticks(1, "g1")
+    assert harness.measured == [KEY], "more run, nobody waits"
+    harness.hear("g1", service(running=4, waiting=6, held=1, requests_arrived=12))
+    harness.ticks(1, "g1")
+    (measure,) = harness.of().measures
+    assert (harness.measured, measure.waiting, measure.held, measure.arrived) == ([KEY] * 2, 6, 1, 0)
+    harness.ticks(1, "g1")
+    assert harness.measured == [KEY] * 2, "no worse than at the last look"
+    harness.ticks(2, "g1")
+    *_, last = harness.of().measures
+    assert (harness.measured, last.waiting, last.arrived, last.at) == ([KEY] * 3, 6, 12, UNIX)
 
 
 def test_a_filling_kv_cache_is_measured_within_a_second():
-    world = World()
-    world.hear("g1", service(running=4, blocks_used=300, blocks_total=1000), full=True)
-    world.ticks(BIN_S, "g1")
+    harness = Harness()
+    harness.hear("g1", service(running=4, blocks_used=300, blocks_total=1000), full=True)
+    harness.ticks(BIN_S, "g1")
     for used, looks in ((690, 1), (710, 2), (750, 2), (770, 3)):
-        world.hear("g1", service(running=4, blocks_used=used, blocks_total=1000))
-        world.signals.tick()
-        assert (used, len(world.measured)) == (used, looks)
+        harness.hear("g1", service(running=4, blocks_used=used, blocks_total=1000))
+        harness.signals.tick()
+        assert (used, len(harness.measured)) == (used, looks)
 
 
 def test_no_early_measure_while_a_gateway_is_silent():
-    world = World()
-    world.hear("g1", service(running=4), full=True)
-    world.hear("g2", service(running=4), full=True)
-    world.ticks(BIN_S, "g1", "g2")
-    world.ticks(4, "g1")
-    before = len(world.measured)
-    world.hear("g1", service(running=4, waiting=90))
-    world.signals.tick()
-    assert len(world.measured) == before
+    harness = Harness()
+    harness.hear("g1", service(running=4), full=True)
+    harness.hear("g2", service(running=4), full=True)
+    harness.ticks(BIN_S, "g1", "g2")
+    harness.ticks(4, "g1")
+    before = len(harness.measured)
+    harness.hear("g1", service(running=4, waiting=90))
+    harness.signals.tick()
+    assert len(harness.measured) == before
 
 
 def test_the_sum_of_held_requests_is_measured_early():
-    world = World()
+    harness = Harness()
     for gateway in ("g1", "g2"):
-        world.hear(gateway, service(running=4, held=3), full=True)
-    world.ticks(BIN_S, "g1", "g2")
-    before = len(world.measured)
-    world.hear("g1", service(running=4, held=5))  # fewer than the six that both held, and eight in all
-    world.signals.tick()
-    assert (len(world.measured), world.of().measures[-1].held) == (before + 1, 8)
+        harness.hear(gateway, service(running=4, held=3), full=True)
+    harness.ticks(BIN_S, "g1", "g2")
+    before = len(harness.measured)
+    harness.hear("g1", service(running=4, held=5))  # fewer than the six that both held, and eight in all
+    harness.signals.tick()
+    assert (len(harness.measured), harness.of().measures[-1].held) == (before + 1, 8)
 
 
 def test_growth_while_signals_are_missing_is_measured_when_they_return():
-    world = World()
+    harness = Harness()
     for gateway in ("g1", "g2"):
-        world.hear(gateway, service(running=4), full=True)
-    world.ticks(BIN_S + 1, "g1", "g2")
-    before = len(world.measured)
-    world.now += 3.5
-    world.hear("g1", service(running=4, waiting=90))
-    world.signals.tick()
-    assert len(world.measured) == before
-    world.signals.hear("g2", pb.Demand())  # that nothing is new
-    world.signals.tick()
-    assert len(world.measured) == before + 1
+        harness.hear(gateway, service(running=4), full=True)
+    harness.ticks(BIN_S + 1, "g1", "g2")
+    before = len(harness.measured)
+    harness.now += 3.5
+    harness.hear("g1", service(running=4, waiting=90))
+    harness.signals.tick()
+    assert len(harness.measured) == before
+    harness.signals.hear("g2", pb.Demand())  # that nothing is new
+    harness.signals.tick()
+    assert len(harness.measured) == before + 1

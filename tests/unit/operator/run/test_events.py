@@ -10,12 +10,12 @@ from pagoda_operator.api.state import EVENTS, PODS
 from pagoda_operator.run import events
 from pagoda_operator.run.events import PER_MINUTE, EventText, Recorder
 from pagoda_operator.watch.observe import observe
+from support.harness.harness import KEY, Harness, now
 from support.kube.fake_api import crashed
-from support.worlds.world import KEY, World, now
 
 
-def reasons(world):
-    return [event["reason"] for event in world.api.of(EVENTS)]
+def reasons(harness):
+    return [event["reason"] for event in harness.api.of(EVENTS)]
 
 
 def status(reason, *, stalled=False, message="m"):
@@ -24,15 +24,15 @@ def status(reason, *, stalled=False, message="m"):
 
 
 @pytest.fixture
-def world():
-    return World()
+def harness():
+    return Harness()
 
 
 @pytest.fixture
-def tell(world):
+def report(harness):
     """Tells a status as if it were the next one, `later` seconds after the start."""
-    recorder = Recorder(world.api, "operator-1")
-    observed = world.observed()
+    recorder = Recorder(harness.api, "operator-1")
+    observed = harness.observed()
 
     def record(reason, later=0.0, **more):
         recorder.record(observed, status(reason, **more), now() + timedelta(seconds=later))
@@ -41,100 +41,100 @@ def tell(world):
     return record
 
 
-def test_each_reason_of_a_start_is_one_event(world):
-    world.settle()
-    world.make_ready()
-    assert reasons(world)[-1] == "Available"
-    assert len(set(reasons(world))) == len(reasons(world))
-    (last,) = [event for event in world.api.of(EVENTS) if event["reason"] == "Available"]
+def test_each_reason_of_a_start_is_one_event(harness):
+    harness.settle()
+    harness.make_ready()
+    assert reasons(harness)[-1] == "Available"
+    assert len(set(reasons(harness))) == len(reasons(harness))
+    (last,) = [event for event in harness.api.of(EVENTS) if event["reason"] == "Available"]
     assert (last["type"], last["regarding"]["name"], last["note"]) == ("Normal", "tiny", "1 of 1 replicas ready")
-    assert last["regarding"]["uid"] == world.observed().meta.uid
+    assert last["regarding"]["uid"] == harness.observed().meta.uid
 
 
-def test_no_event_at_rest_or_after_a_restart(world):
-    world.settle()
-    world.make_ready()
-    told = list(world.api.told)
-    world.restart()
-    world.settle()
-    assert world.api.told == told
+def test_no_event_at_rest_or_after_a_restart(harness):
+    harness.settle()
+    harness.make_ready()
+    reported = list(harness.api.reported)
+    harness.restart()
+    harness.settle()
+    assert harness.api.reported == reported
 
 
-def test_problems_are_warnings(world):
-    world.settle()
-    world.api.of(PODS)[0]["status"] = crashed()
-    world.settle()
-    assert [(event["type"], event["reason"]) for event in world.api.of(EVENTS)][-1] == ("Warning", "ModelRejected")
+def test_problems_are_warnings(harness):
+    harness.settle()
+    harness.api.of(PODS)[0]["status"] = crashed()
+    harness.settle()
+    assert [(event["type"], event["reason"]) for event in harness.api.of(EVENTS)][-1] == ("Warning", "ModelRejected")
 
 
-def test_a_repeated_event_raises_the_count_of_its_series(world, tell):
+def test_a_repeated_event_raises_the_count_of_its_series(harness, report):
     for turn in range(3):
-        tell("LoadingModel", later=70 * turn)
-        tell("CrashLooping", later=70 * turn + 1)
-    first = next(event for event in world.api.of(EVENTS) if event["reason"] == "CrashLooping")
-    assert sorted(reasons(world)) == ["CrashLooping", "LoadingModel"]
+        report("LoadingModel", later=70 * turn)
+        report("CrashLooping", later=70 * turn + 1)
+    first = next(event for event in harness.api.of(EVENTS) if event["reason"] == "CrashLooping")
+    assert sorted(reasons(harness)) == ["CrashLooping", "LoadingModel"]
     assert first["series"]["count"] == 3
     assert first["series"]["lastObservedTime"] > first["eventTime"]
 
 
-def test_after_six_minutes_a_repeated_event_is_a_new_one(world, tell):
-    tell("CrashLooping")
-    tell("CrashLooping", later=361)
-    assert reasons(world) == ["CrashLooping"] * 2
+def test_after_six_minutes_a_repeated_event_is_a_new_one(harness, report):
+    report("CrashLooping")
+    report("CrashLooping", later=361)
+    assert reasons(harness) == ["CrashLooping"] * 2
 
 
-def test_events_past_the_limit_are_counted_and_written_later(world, tell):
+def test_events_past_the_limit_are_counted_and_written_later(harness, report):
     for turn in range(20):
-        tell("CrashLooping", later=turn)
-    assert len(world.api.told) == PER_MINUTE
-    tell("CrashLooping", later=100)
-    (event,) = world.api.of(EVENTS)
+        report("CrashLooping", later=turn)
+    assert len(harness.api.reported) == PER_MINUTE
+    report("CrashLooping", later=100)
+    (event,) = harness.api.of(EVENTS)
     assert event["series"]["count"] == 21
 
 
 @pytest.mark.parametrize("error", [Denied("403"), Unavailable("503")])
 def test_a_refused_event_changes_nothing_else(error):
-    calm, refused = World(), World()
+    calm, refused = Harness(), Harness()
     refused.api.refuse["Event"] = error
-    for world in (calm, refused):
-        world.settle()
-        world.make_ready()
+    for harness in (calm, refused):
+        harness.settle()
+        harness.make_ready()
     assert refused.api.journal == calm.api.journal
     assert refused.api.of(EVENTS) == []
 
 
-def test_events_of_a_deleted_service_are_forgotten(world):
-    world.settle()
-    assert world.operator._dependencies.events._correlations
-    world.api.objects.pop(("InferenceService", "ns", "tiny"))
-    world.run()
-    assert not world.operator._dependencies.events._correlations
+def test_events_of_a_deleted_service_are_forgotten(harness):
+    harness.settle()
+    assert harness.operator._dependencies.events._correlations
+    harness.api.objects.pop(("InferenceService", "ns", "tiny"))
+    harness.run()
+    assert not harness.operator._dependencies.events._correlations
 
 
-def test_a_long_note_is_cut(world, tell):
-    tell("InvalidSpec", stalled=True, message="x" * 5000)
-    (event,) = world.api.of(EVENTS)
+def test_a_long_note_is_cut(harness, report):
+    report("InvalidSpec", stalled=True, message="x" * 5000)
+    (event,) = harness.api.of(EVENTS)
     assert (event["type"], len(event["note"])) == ("Warning", 1024)
 
 
-def test_events_with_different_notes_are_not_counted_together(world, tell):
-    tell("ImagePull", message="a")
-    tell("ImagePull", message="b")
-    assert len(world.api.of(EVENTS)) == 2
+def test_events_with_different_notes_are_not_counted_together(harness, report):
+    report("ImagePull", message="a")
+    report("ImagePull", message="b")
+    assert len(harness.api.of(EVENTS)) == 2
     assert EventText("Warning", "ImagePull", "a") != EventText("Warning", "ImagePull", "b")
 
 
-async def told_beside(world, words, until):
+async def reported_beside(harness, words, until):
     """Words that are written beside the runs, until so many Events were tried."""
-    recorder, tried = Recorder(world.api, "operator-1"), asyncio.Event()
-    observed, wrote = await observe(world.api, KEY), []
+    recorder, tried = Recorder(harness.api, "operator-1"), asyncio.Event()
+    observed, wrote = await observe(harness.api, KEY), []
 
     def count(verb, kind, _name):
         wrote.append((verb, kind))
         if len(wrote) == until:
             tried.set()
 
-    world.api.before_write = count
+    harness.api.before_write = count
     for word in words:
         recorder.record(observed, status(word), now())
     assert not wrote  # nobody waited for one
@@ -148,20 +148,20 @@ async def told_beside(world, words, until):
     assert (before, recorder.waiting()) == (until, 0)
 
 
-async def test_queued_events_are_written_in_order(world):
-    await told_beside(world, ["ScalingUp", "Available"], until=2)
-    assert reasons(world) == ["ScalingUp", "Available"]
+async def test_queued_events_are_written_in_order(harness):
+    await reported_beside(harness, ["ScalingUp", "Available"], until=2)
+    assert reasons(harness) == ["ScalingUp", "Available"]
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), ValueError("a bug")])
-async def test_an_event_that_cannot_be_written_does_not_block_the_next(world, error):
-    world.api.refuse["Event"] = error
-    await told_beside(world, ["ScalingUp", "Available"], until=2)
-    assert reasons(world) == []
+async def test_an_event_that_cannot_be_written_does_not_block_the_next(harness, error):
+    harness.api.refuse["Event"] = error
+    await reported_beside(harness, ["ScalingUp", "Available"], until=2)
+    assert reasons(harness) == []
 
 
-async def test_past_the_queue_limit_the_oldest_events_are_lost_and_logged(world, monkeypatch, capsys):
+async def test_past_the_queue_limit_the_oldest_events_are_lost_and_logged(harness, monkeypatch, capsys):
     monkeypatch.setattr(events, "MOST_WAITING", 4)
-    await told_beside(world, [f"Reason{number}" for number in range(6)], until=4)
-    assert reasons(world) == [f"Reason{number}" for number in range(2, 6)]
+    await reported_beside(harness, [f"Reason{number}" for number in range(6)], until=4)
+    assert reasons(harness) == [f"Reason{number}" for number in range(2, 6)]
     assert capsys.readouterr().out.count("event_lost") == 2

@@ -14,10 +14,10 @@ from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.run.keys import TokenKeys, text_of
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import CALLERS_FILE, TOKEN_FILE, Settings, load
+from support.harness.harness import now
+from support.harness.stubs import dependencies_with
 from support.kube.fake_api import FakeApi, profile_body, service_body
 from support.kube.issuer import SUBJECTS, Issuer, SigningKey
-from support.worlds.stubs import dependencies_with
-from support.worlds.world import now
 
 CALLERS = Callers(gateway="pagoda/pagoda-gateway", operator="pagoda/pagoda-operator", metrics=("monitoring/prometheus",))
 KEY = {"kty": "RSA", "kid": "one", "n": "x", "e": "AQAB"}
@@ -214,7 +214,7 @@ def test_an_empty_key_set_is_denied(jwks):
         text_of(jwks)
 
 
-def world(api, **settings):
+def harness(api, **settings):
     api.put(PROFILES, profile_body())
     api.put(SERVICES, service_body())
     keys = TokenKeys(api)
@@ -227,7 +227,7 @@ def run(operator, times=8):
 
 
 def test_a_replicas_config_names_its_callers_and_the_key_file(api):
-    run(world(api))
+    run(harness(api))
     (deployment,) = api.of(DEPLOYMENTS)
     config_map = api.objects["ConfigMap", "ns", deployment["metadata"]["name"]]
     auth = DaemonConfig.model_validate_json(config_map["data"][DAEMON_CONFIG_KEY]).auth
@@ -267,7 +267,7 @@ def test_enabling_tokens_rolls_no_replica(api):
 
 @pytest.mark.parametrize("fault", [Unavailable("503"), Denied("403: cannot get path /openid/v1/jwks")])
 def test_without_keys_no_replica_is_created_but_running_ones_are_scaled(api, fault):
-    operator = world(api)
+    operator = harness(api)
     api.fault = fault
     for _ in range(2):
         with pytest.raises(type(fault)):
@@ -283,7 +283,7 @@ def test_without_keys_no_replica_is_created_but_running_ones_are_scaled(api, fau
 
 
 def test_missing_keys_are_retried_and_reported_in_the_status(api):
-    operator = world(api)
+    operator = harness(api)
     api.keys = ()
     for _ in range(2):
         with pytest.raises(Denied):  # the queue tries again, later and later

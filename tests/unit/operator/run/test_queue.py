@@ -203,10 +203,10 @@ async def test_a_key_comes_back_after_every_kind_of_end(outcome):
 
 @pytest.mark.deep
 async def test_a_conflict_is_retried_at_once_and_repeated_ones_back_off(monkeypatch):
-    told, failed = [], Schedule.failed
-    monkeypatch.setattr(Schedule, "failed", lambda *given, **more: told.append(failed(*given, **more)) or told[-1])
+    reported, failed = [], Schedule.failed
+    monkeypatch.setattr(Schedule, "failed", lambda *given, **more: reported.append(failed(*given, **more)) or reported[-1])
     await drive([Conflict("409")] * 2 + [Unavailable("down")])
-    assert told == [0.0, 0.0, RETRY_DELAYS[2]]
+    assert reported == [0.0, 0.0, RETRY_DELAYS[2]]
     schedule, delays = Schedule(spacing=0.0), []
     for _ in range(5):
         schedule.add(A, 0.0)

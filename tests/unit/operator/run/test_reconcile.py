@@ -10,58 +10,58 @@ from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
+from support.harness.fake_daemons import FakeDaemons
+from support.harness.harness import Harness, now
+from support.harness.stubs import dependencies_with
 from support.kube.fake_api import FakeApi, profile_body
-from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.stubs import dependencies_with
-from support.worlds.world import World, now
 
 
 def test_a_deleted_or_terminating_service_is_not_changed():
-    world = World()
-    world.settle()
-    written = len(world.api.journal)
-    world.api.of(SERVICES)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert world.run() == Outcome(gone=True)
-    world.api.objects.pop(("InferenceService", "ns", "tiny"))
-    assert world.run() == Outcome(gone=True)
-    assert len(world.api.journal) == written
+    harness = Harness()
+    harness.settle()
+    written = len(harness.api.journal)
+    harness.api.of(SERVICES)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert harness.run() == Outcome(gone=True)
+    harness.api.objects.pop(("InferenceService", "ns", "tiny"))
+    assert harness.run() == Outcome(gone=True)
+    assert len(harness.api.journal) == written
 
 
 def test_a_refused_child_stalls_with_the_servers_message():
-    world = World()
-    world.api.refuse["Deployment"] = Refused("422: spec.nodeSelektor: unknown field")
-    world.run()
-    world.run()
-    line = world.conditions()["Stalled"]
+    harness = Harness()
+    harness.api.refuse["Deployment"] = Refused("422: spec.nodeSelektor: unknown field")
+    harness.run()
+    harness.run()
+    line = harness.conditions()["Stalled"]
     assert (line["status"], line["reason"]) == ("True", "InvalidSpec")
     assert "nodeSelektor" in line["message"]
 
 
 def test_a_denied_child_is_reported_and_retried():
-    world = World()
-    world.api.refuse["Deployment"] = Denied("403: exceeded quota")
-    world.run()
+    harness = Harness()
+    harness.api.refuse["Deployment"] = Denied("403: exceeded quota")
+    harness.run()
     with pytest.raises(Denied):
-        world.run()
-    line = world.conditions()["Reconciling"]
+        harness.run()
+    line = harness.conditions()["Reconciling"]
     assert (line["status"], line["reason"]) == ("True", "Forbidden")
     assert "exceeded quota" in line["message"]
 
 
 def test_a_write_that_is_always_undone_backs_off():
-    world = World()
-    world.settle()
+    harness = Harness()
+    harness.settle()
     written = []
 
     def undo(verb, kind, name):
         written.append((verb, kind))
 
-    world.api.before_write = undo
+    harness.api.before_write = undo
 
     def fight():
         for _ in range(20):
-            world.api.edit(DEPLOYMENTS, "ns", world.names(DEPLOYMENTS)[0], lambda body: body["spec"].update(replicas=9))
-            world.run()
+            harness.api.edit(DEPLOYMENTS, "ns", harness.names(DEPLOYMENTS)[0], lambda body: body["spec"].update(replicas=9))
+            harness.run()
 
     with pytest.raises(Unconverged, match="Apply Deployment"):
         fight()
@@ -91,36 +91,36 @@ def test_without_a_configured_default_profile_none_is_written():
 
 def serving(replicas):
     """That many replicas serve; their daemons."""
-    world = World(replicas=replicas)
-    world.daemons = daemons = FakeDaemons(world.api)
-    world.restart()
-    world.settle()
+    harness = Harness(replicas=replicas)
+    harness.daemons = daemons = FakeDaemons(harness.api)
+    harness.restart()
+    harness.settle()
     daemons.probe()
-    world.settle()
-    return world, daemons
+    harness.settle()
+    return harness, daemons
 
 
 def test_a_drained_replica_is_removed_in_three_runs():
     """Marked; told and, since its answer says so, made the cheapest; one less is asked for: each is seen before the next is begun."""
-    world, daemons = serving(2)
-    world.edit(replicas=1)
-    written = len(world.api.journal)
+    harness, daemons = serving(2)
+    harness.edit(replicas=1)
+    written = len(harness.api.journal)
     steps = []
     for _ in range(3):
-        world.run()
-        steps.append([entry[:2] for entry in world.api.journal[written:] if entry[1] != "InferenceService"])
-        written = len(world.api.journal)
+        harness.run()
+        steps.append([entry[:2] for entry in harness.api.journal[written:] if entry[1] != "InferenceService"])
+        written = len(harness.api.journal)
     assert steps == [[("annotate", "Pod")], [("annotate", "Pod")], [("apply", "Deployment")]]
-    assert [word for _, word in daemons.told] == ["drain"]
+    assert [word for _, word in daemons.reported] == ["drain"]
 
 
 def test_a_draining_replica_with_requests_only_gets_the_order_again():
-    world, daemons = serving(2)
-    for pod in world.api.of(PODS):
+    harness, daemons = serving(2)
+    for pod in harness.api.of(PODS):
         daemons.of(pod).in_flight = 1
-    world.edit(replicas=1)
-    written = len(world.api.journal)
+    harness.edit(replicas=1)
+    written = len(harness.api.journal)
     for _ in range(4):
-        world.run()
-    assert [entry[:2] for entry in world.api.journal[written:] if entry[1] != "InferenceService"] == [("annotate", "Pod")]
-    assert len(daemons.told) >= 2
+        harness.run()
+    assert [entry[:2] for entry in harness.api.journal[written:] if entry[1] != "InferenceService"] == [("annotate", "Pod")]
+    assert len(daemons.reported) >= 2

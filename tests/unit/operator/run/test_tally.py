@@ -67,9 +67,9 @@ async def test_each_run_logs_its_own_times_and_requests():
     for worker in workers:
         worker.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
-    told = {line["name"]: line for line in lines}
-    assert {name: (line["requests"], line["writes"]) for name, line in told.items()} == {"a": (1, 1), "b": (2, 2)}
-    assert {name: (line["queued_s"], line["took_s"], line["waited_s"]) for name, line in told.items()} == {
+    reported = {line["name"]: line for line in lines}
+    assert {name: (line["requests"], line["writes"]) for name, line in reported.items()} == {"a": (1, 1), "b": (2, 2)}
+    assert {name: (line["queued_s"], line["took_s"], line["waited_s"]) for name, line in reported.items()} == {
         "a": (2.0, 1.5, 0.5),
         "b": (2.0, 1.5, 1.0),
     }

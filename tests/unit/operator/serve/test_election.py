@@ -77,7 +77,7 @@ def test_an_older_version_of_the_lease_makes_every_contender_quit():
     assert isinstance(decide(standby, 51.0, TERMS), Quit)
 
 
-# A world of contenders: each has a clock of its own, may stand still between any two of its moves, and may lose an answer.
+# Contenders: each has a clock of its own, may stand still between any two of its moves, and may lose an answer.
 
 
 @dataclasses.dataclass
@@ -91,7 +91,7 @@ class Contender:
     dead: bool = False
 
 
-class World:
+class Harness:
     def __init__(self, clocks):
         self.time = 0.0
         self.lease = None
@@ -161,27 +161,27 @@ moves = st.tuples(
 @settings(max_examples=examples(300))
 @given(st.lists(clocks, min_size=2, max_size=3), st.lists(moves, max_size=120))
 def test_there_are_never_two_leaders_and_epochs_only_grow(clocks, moves):
-    world = World(clocks)
+    harness = Harness(clocks)
     for index, seconds, lost, count in moves:
-        world.time += seconds
-        assert len(world.leaders()) <= 1
+        harness.time += seconds
+        assert len(harness.leaders()) <= 1
         for _ in range(count):
-            world.move(world.contenders[index % len(world.contenders)], lost)
-            assert len(world.leaders()) <= 1, (world.time, world.contenders)
-    assert world.epochs == sorted(set(world.epochs))
+            harness.move(harness.contenders[index % len(harness.contenders)], lost)
+            assert len(harness.leaders()) <= 1, (harness.time, harness.contenders)
+    assert harness.epochs == sorted(set(harness.epochs))
 
 
 @settings(max_examples=examples(50))
 @given(st.lists(clocks, min_size=2, max_size=3), st.lists(moves, max_size=60))
 def test_when_all_contenders_run_again_one_leads(clocks, moves):
-    world = World(clocks)
+    harness = Harness(clocks)
     for index, seconds, lost, count in moves:
-        world.time += seconds
+        harness.time += seconds
         for _ in range(count):
-            world.move(world.contenders[index % len(world.contenders)], lost)
+            harness.move(harness.contenders[index % len(harness.contenders)], lost)
     for _ in range(40):
-        world.time += 1.0
-        for contender in world.contenders:
+        harness.time += 1.0
+        for contender in harness.contenders:
             for _ in range(3):
-                world.move(contender, False)
-    assert len(world.leaders()) == 1
+                harness.move(contender, False)
+    assert len(harness.leaders()) == 1

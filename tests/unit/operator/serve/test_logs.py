@@ -31,11 +31,11 @@ thread.join()
 
 def test_log_lines_of_ours_and_of_libraries_never_mix():
     text = subprocess.run([sys.executable, "-P", "-c", TWO_WRITERS], capture_output=True, text=True, check=True, timeout=300).stderr
-    told = [json.loads(line) for line in text.splitlines()]
-    ours = [line for line in told if line["event"] == "ours"]
-    theirs = [line for line in told if line.get("logger") == "kopf"]
+    reported = [json.loads(line) for line in text.splitlines()]
+    ours = [line for line in reported if line["event"] == "ours"]
+    theirs = [line for line in reported if line.get("logger") == "kopf"]
     assert [line["number"] for line in ours] == list(range(3000))
     assert [line["event"] for line in theirs] == [*(f"Request attempt #{i} failed" for i in range(3000)), "ended"]
     assert {line["level"] for line in theirs} == {"warning", "error"}
     assert "OSError: away" in theirs[-1]["exception"]
-    assert all("timestamp" in line for line in told)
+    assert all("timestamp" in line for line in reported)

@@ -25,7 +25,7 @@ def scrape(metrics):
         server.server_close()
 
 
-class World:
+class Harness:
     """The operator's core as the process makes it, but for the API server, the Lease and the clock."""
 
     def __init__(self, monkeypatch):
@@ -55,7 +55,7 @@ class World:
 
         await self.core.metrics.timed(reconcile)(Key("ns", "a"))
 
-    async def told(self):
+    async def reported(self):
         """All samples, without the times at which a series began."""
         events = SimpleNamespace(waiting=lambda: 5)
         sampling = asyncio.create_task(self.core.metrics.sample(process.gauges(self.core, events), self.core.liveness.ages))
@@ -68,22 +68,22 @@ class World:
 
 async def test_every_metric_has_its_value_and_unit(monkeypatch):
     """The samples are compared as a whole: a metric that is added without a value here is missed."""
-    world = World(monkeypatch)
-    await world.run(0.75, Outcome())
-    await world.run(0.0, Outcome(again=0.0))
-    await world.run(0.0, Outcome(gone=True))
+    harness = Harness(monkeypatch)
+    await harness.run(0.75, Outcome())
+    await harness.run(0.0, Outcome(again=0.0))
+    await harness.run(0.0, Outcome(gone=True))
     with pytest.raises(Conflict):
-        await world.run(1.5, Conflict("stale"))
-    world.hooks.wrote(DEPLOYMENTS, "patch", {"metadata": {"name": "a", "namespace": "ns", "resourceVersion": "1"}})
-    world.hooks.again()
-    world.core.liveness.watched("/apis/apps/v1/deployments", world.now)
-    world.later(2.0)
-    world.core.queue._opened = asyncio.get_running_loop().time()
+        await harness.run(1.5, Conflict("stale"))
+    harness.hooks.wrote(DEPLOYMENTS, "patch", {"metadata": {"name": "a", "namespace": "ns", "resourceVersion": "1"}})
+    harness.hooks.again()
+    harness.core.liveness.watched("/apis/apps/v1/deployments", harness.now)
+    harness.later(2.0)
+    harness.core.queue._opened = asyncio.get_running_loop().time()
     for name in ("a", "b", "c"):
-        world.core.queue.add(Key("ns", name))
-    world.later(4.5)
+        harness.core.queue.add(Key("ns", name))
+    harness.later(4.5)
     bounds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-    assert await world.told() == {
+    assert await harness.reported() == {
         'pagoda_operator_reconciles_total{outcome="settled"} 1.0',
         'pagoda_operator_reconciles_total{outcome="again"} 1.0',
         'pagoda_operator_reconciles_total{outcome="gone"} 1.0',
@@ -102,11 +102,11 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         "pagoda_operator_leader 1.0",
         "pagoda_operator_epoch 7.0",
     }
-    world.lease.epoch, world.lease.leads = 8, lambda: False
-    assert {"pagoda_operator_leader 0.0", "pagoda_operator_epoch 8.0"} <= await world.told()
+    harness.lease.epoch, harness.lease.leads = 8, lambda: False
+    assert {"pagoda_operator_leader 0.0", "pagoda_operator_epoch 8.0"} <= await harness.reported()
 
 
 async def test_exactly_the_named_metrics_are_exported(monkeypatch):
-    lines = scrape(World(monkeypatch).core.metrics)
-    told = {line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")}
-    assert told == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.OPERATOR}
+    lines = scrape(Harness(monkeypatch).core.metrics)
+    reported = {line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")}
+    assert reported == {metric.name + ("_total" if metric.kind == "counter" else "") for metric in words.OPERATOR}

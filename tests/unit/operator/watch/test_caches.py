@@ -150,16 +150,16 @@ def test_each_quota_is_at_its_newest_version():
 
 
 def test_an_error_in_the_change_handler_does_not_stop_other_objects():
-    told = []
+    reported = []
 
     def listen(_resource, key, _before, _after):
-        told.append(key.name)
+        reported.append(key.name)
         raise RuntimeError("a bug")
 
     caches = Caches(listen)
     for name in ("a", "b"):
         caches.event(DEPLOYMENTS, labelled(name, "5"), gone=False)
-    assert (told, len(of(caches, DEPLOYMENTS))) == (["a", "b"], 2)
+    assert (reported, len(of(caches, DEPLOYMENTS))) == (["a", "b"], 2)
 
 
 def test_objects_are_sorted_again_only_after_a_change():

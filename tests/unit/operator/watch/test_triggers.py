@@ -155,9 +155,9 @@ def test_a_childs_status_wakes_only_if_it_is_decisive(harness):
 
 
 def test_an_edit_is_urgent_until_it_is_reported(harness):
-    def edited(generation, told, **status):
-        meta = {"name": "s", "namespace": "ns", "uid": "u", "generation": generation, "resourceVersion": str(10 * generation + told)}
-        return {"metadata": meta, "spec": {}, "status": {"observedGeneration": told, **status}}
+    def edited(generation, reported, **status):
+        meta = {"name": "s", "namespace": "ns", "uid": "u", "generation": generation, "resourceVersion": str(10 * generation + reported)}
+        return {"metadata": meta, "spec": {}, "status": {"observedGeneration": reported, **status}}
 
     for body, gone, urgent in (
         (edited(1, 1), False, False),

@@ -46,7 +46,7 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def harness(tmp_path_factory):
     folder = tmp_path_factory.mktemp("auth")
     listed = [(KEY, "alice"), (SCRAPER, "prometheus role=metrics")]
     (folder / "keys").write_text("".join(f"{hashlib.sha256(key.encode()).hexdigest()} {rest}\n" for key, rest in listed))
@@ -73,12 +73,12 @@ def open_client(app, host="10.9.9.9"):
 
 
 @pytest.fixture
-def app(engine, world):
-    return made(engine, world[2], world[0])
+def app(engine, harness):
+    return made(engine, harness[2], harness[0])
 
 
-def as_(world, who):
-    return {"authorization": f"Bearer {world[1][who]}"}
+def as_(harness, who):
+    return {"authorization": f"Bearer {harness[1][who]}"}
 
 
 def routes_of(app):
@@ -142,21 +142,21 @@ async def test_without_a_key_every_route_that_is_not_open_says_401(app):
 
 
 @pytest.mark.parametrize("who", [ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS, ROLE_CLIENT, "stranger"])
-async def test_every_route_lets_in_the_roles_of_the_table_and_no_other(app, world, who):
+async def test_every_route_lets_in_the_roles_of_the_table_and_no_other(app, harness, who):
     async with open_client(app) as client:
         for method, path in requests_of(app):
-            answer = await client.request(method, concrete(path), headers=as_(world, who))
+            answer = await client.request(method, concrete(path), headers=as_(harness, who))
             refused = ROUTES[path] != OPEN and who not in ROUTES[path]
             assert (path, answer.status_code == 403) == (path, refused)
             if refused and method != "HEAD":
                 assert answer.headers[HEADER_ERROR_CODE] == "permission_denied"
 
 
-async def test_a_route_that_somebody_forgot_to_enter_is_nobodys(world):
+async def test_a_route_that_somebody_forgot_to_enter_is_nobodys(harness):
     async def answer(_request):
         return Response("secret")
 
-    [route] = guarded([Route("/v1/new", answer)], Guard(world[0]))
+    [route] = guarded([Route("/v1/new", answer)], Guard(harness[0]))
     assert route.app._roles == NOBODY
 
 
@@ -188,15 +188,15 @@ async def test_no_spelling_of_a_path_or_host_goes_round_the_guard(app, path, hos
     assert not any(name == b"location" for name, _ in sent[0]["headers"])
 
 
-async def test_metrics_are_read_by_the_configured_networks_and_by_the_role(engine, world):
-    config = world[0].model_copy(update={"metrics_from": ("10.1.0.0/16",)})
-    app = made(engine, world[2], config)
+async def test_metrics_are_read_by_the_configured_networks_and_by_the_role(engine, harness):
+    config = harness[0].model_copy(update={"metrics_from": ("10.1.0.0/16",)})
+    app = made(engine, harness[2], config)
     async with open_client(app, "10.1.2.3") as peer, open_client(app) as other:
         assert (await peer.get("/metrics")).status_code == 200
         assert (await peer.get("/v1/models")).status_code == 401
         assert (await other.get("/metrics")).status_code == 401
         assert (await other.get("/metrics", headers={"x-forwarded-for": "10.1.2.3"})).status_code == 401
-        assert (await other.get("/metrics", headers=as_(world, ROLE_METRICS))).status_code == 200
+        assert (await other.get("/metrics", headers=as_(harness, ROLE_METRICS))).status_code == 200
 
 
 async def test_a_refused_caller_costs_the_engine_nothing_and_his_body_is_not_read(app, engine):
@@ -209,32 +209,32 @@ async def test_a_refused_caller_costs_the_engine_nothing_and_his_body_is_not_rea
     assert engine.heard == []
 
 
-async def test_only_a_gateways_word_about_its_client_reaches_the_engine(app, engine, world):
+async def test_only_a_gateways_word_about_its_client_reaches_the_engine(app, engine, harness):
     said = {HEADER_TENANT: "team-a", HEADER_PRIORITY: "3", HEADER_DEADLINE: "60000"}
     async with open_client(app) as client:
         for who in (ROLE_GATEWAY, ROLE_CLIENT):
-            await client.post("/v1/completions", json=ASK, headers={**said, **as_(world, who)})
+            await client.post("/v1/completions", json=ASK, headers={**said, **as_(harness, who)})
     assert [(one.tenant, one.priority) for one in engine.heard] == [("team-a", 3), ("key:alice", 0)]
     assert all(one.deadline_ms is not None for one in engine.heard)
 
 
-async def test_a_gateways_senseless_word_is_a_400(app, engine, world):
+async def test_a_gateways_senseless_word_is_a_400(app, engine, harness):
     async with open_client(app) as client:
-        answer = await client.post("/v1/completions", json=ASK, headers={HEADER_PRIORITY: "x", **as_(world, ROLE_GATEWAY)})
+        answer = await client.post("/v1/completions", json=ASK, headers={HEADER_PRIORITY: "x", **as_(harness, ROLE_GATEWAY)})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, HEADER_PRIORITY)
     assert engine.heard == []
 
 
-async def test_a_body_still_cannot_claim_what_headers_carry(app, engine, world):
+async def test_a_body_still_cannot_claim_what_headers_carry(app, engine, harness):
     async with open_client(app) as client:
         for field in ({"priority": 3}, {"cache_salt": "x"}):
-            answer = await client.post("/v1/completions", json={**ASK, **field}, headers=as_(world, ROLE_GATEWAY))
+            answer = await client.post("/v1/completions", json={**ASK, **field}, headers=as_(harness, ROLE_GATEWAY))
             assert answer.status_code == 400
     assert engine.heard == []
 
 
-async def test_stand_alone_everybody_may_ask_and_nobody_is_trusted(engine, world):
-    async with open_client(made(engine, world[2], None)) as client:
+async def test_stand_alone_everybody_may_ask_and_nobody_is_trusted(engine, harness):
+    async with open_client(made(engine, harness[2], None)) as client:
         await client.post("/v1/completions", json=ASK, headers={HEADER_TENANT: "team-a", "authorization": "Bearer none"})
         assert (await client.get("/metrics")).status_code == 200
     assert [one.tenant for one in engine.heard] == [""]

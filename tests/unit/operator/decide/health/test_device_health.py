@@ -8,8 +8,8 @@ from pagoda_operator.watch.caches import Caches, InventoryView
 
 
 def node(*conditions, annotations=None, name="n"):
-    told = [{"type": kind, "status": status, "reason": reason} for kind, status, reason in conditions]
-    return {"metadata": {"name": name, "annotations": annotations or {}}, "status": {"conditions": told}}
+    reported = [{"type": kind, "status": status, "reason": reason} for kind, status, reason in conditions]
+    return {"metadata": {"name": name, "annotations": annotations or {}}, "status": {"conditions": reported}}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_conditions(kind, status, faulty):
     assert bool(device_fault(node((kind, status, "why")))) is faulty
 
 
-def told(caches):
+def reported(caches):
     return InventoryView(caches).faults()
 
 
@@ -51,19 +51,19 @@ def show(caches, resource, body):
 def test_a_fault_has_its_reason_and_a_heartbeat_is_no_change():
     caches, unhealthy = Caches(), node(("AcceleratedHardwareReady", "False", "NvidiaXID79Error"), ("Ready", "True", ""))
     assert show(caches, NODES, unhealthy)
-    assert told(caches) == {"n": "AcceleratedHardwareReady: NvidiaXID79Error"}
+    assert reported(caches) == {"n": "AcceleratedHardwareReady: NvidiaXID79Error"}
     unhealthy["status"]["conditions"][1]["lastHeartbeatTime"] = "later"
     assert not show(caches, NODES, unhealthy)
     assert show(caches, NODES, node(("Ready", "True", "")))
-    assert told(caches) == {}
+    assert reported(caches) == {}
 
 
 def test_our_own_annotation_counts_and_a_node_that_is_gone_does_not():
     caches, marked = Caches(), node(annotations={ANNOTATION_DEVICE_FAULT: "Xid 79 on GPU 3"})
     show(caches, NODES, marked)
-    assert told(caches) == {"n": "Xid 79 on GPU 3"}
+    assert reported(caches) == {"n": "Xid 79 on GPU 3"}
     caches.event(NODES, marked, gone=True)
-    assert told(caches) == {}
+    assert reported(caches) == {}
 
 
 def test_faults_are_looked_for_anew_only_where_a_node_changed():

@@ -9,10 +9,10 @@ from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Se
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.health import judge
 from pagoda_operator.decide.replicas.drain import Removal
+from support.harness.harness import Harness
+from support.harness.stubs import dependencies_with
+from support.harness.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyHarness
 from support.kube.fake_api import running
-from support.worlds.stubs import dependencies_with
-from support.worlds.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyWorld
-from support.worlds.world import World
 
 
 @pytest.mark.parametrize(
@@ -32,154 +32,158 @@ from support.worlds.world import World
     ],
 )
 def test_which_replicas_are_unhealthy(signal, reason):
-    world = UnhealthyWorld()
-    world.said[world.pods[0]] = signal
-    assert [one.reason for one in judge(world.observation()).unhealthy] == ([reason] if reason else [])
+    harness = UnhealthyHarness()
+    harness.said[harness.pods[0]] = signal
+    assert [one.reason for one in judge(harness.observation()).unhealthy] == ([reason] if reason else [])
 
 
 def test_a_service_grants_a_step_its_own_time():
-    world = UnhealthyWorld(health={"progressTimeout": "10m"})
-    world.said[world.pods[0]] = replace(STUCK, reason="overdue", bad_s=569)
-    assert judge(world.observation()).unhealthy == ()
-    world.said[world.pods[0]] = replace(STUCK, reason="overdue", bad_s=570)
-    assert len(judge(world.observation()).unhealthy) == 1
+    harness = UnhealthyHarness(health={"progressTimeout": "10m"})
+    harness.said[harness.pods[0]] = replace(STUCK, reason="overdue", bad_s=569)
+    assert judge(harness.observation()).unhealthy == ()
+    harness.said[harness.pods[0]] = replace(STUCK, reason="overdue", bad_s=570)
+    assert len(judge(harness.observation()).unhealthy) == 1
 
 
 @pytest.mark.parametrize("fate", [running(), {"phase": "Failed"}])
 def test_a_pod_that_is_not_ready_is_not_unhealthy(fate):
-    world = UnhealthyWorld()
-    world.api.of(PODS)[0]["status"] = fate
-    world.said[world.pods[0]] = SILENT
-    assert judge(world.observation()).unhealthy == ()
+    harness = UnhealthyHarness()
+    harness.api.of(PODS)[0]["status"] = fate
+    harness.said[harness.pods[0]] = SILENT
+    assert judge(harness.observation()).unhealthy == ()
 
 
 def test_a_faulty_device_makes_only_pods_with_devices_unhealthy():
-    world = UnhealthyWorld()
-    for pod in world.api.of(PODS):
+    harness = UnhealthyHarness()
+    for pod in harness.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1"}
-    assert judge(world.observation(faults={"gpu-1": "Xid 79"})).unhealthy == ()
-    world.api.of(PODS)[0]["spec"]["containers"] = [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]
-    (one,) = judge(world.observation(faults={"gpu-1": "Xid 79"})).unhealthy
-    assert (one.reason, one.pod.name, "Xid 79" in one.why) == (conditions.DEVICE_FAULT, world.pods[0], True)
+    assert judge(harness.observation(faults={"gpu-1": "Xid 79"})).unhealthy == ()
+    harness.api.of(PODS)[0]["spec"]["containers"] = [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]
+    (one,) = judge(harness.observation(faults={"gpu-1": "Xid 79"})).unhealthy
+    assert (one.reason, one.pod.name, "Xid 79" in one.why) == (conditions.DEVICE_FAULT, harness.pods[0], True)
 
 
 def test_a_fault_of_a_node_is_marked_on_its_pods_until_it_is_over():
-    world = UnhealthyWorld()
-    for pod in world.api.of(PODS):
+    harness = UnhealthyHarness()
+    for pod in harness.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
-    world.api.of(PODS)[2]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48, says the vendor"}
-    marks = judge(world.observation(faults={"gpu-1": "Xid 79"})).marks
+    harness.api.of(PODS)[2]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48, says the vendor"}
+    marks = judge(harness.observation(faults={"gpu-1": "Xid 79"})).marks
     ours = {ANNOTATION_DEVICE_FAULT: "node: Xid 79"}
-    assert [(mark.name, mark.annotations) for mark in marks] == [(name, ours) for name in world.pods[:2]]
-    for pod in world.api.of(PODS)[:2]:
+    assert [(mark.name, mark.annotations) for mark in marks] == [(name, ours) for name in harness.pods[:2]]
+    for pod in harness.api.of(PODS)[:2]:
         pod["metadata"]["annotations"] = dict(ours)
-    found = judge(world.observation(faults={"gpu-1": "Xid 79"}))
-    assert ([one.pod.name for one in found.unhealthy], found.marks) == (world.pods, ())
-    health = judge(world.observation())
+    found = judge(harness.observation(faults={"gpu-1": "Xid 79"}))
+    assert ([one.pod.name for one in found.unhealthy], found.marks) == (harness.pods, ())
+    health = judge(harness.observation())
     off = health.marks
-    assert [(mark.name, mark.annotations) for mark in off] == [(name, {ANNOTATION_DEVICE_FAULT: None}) for name in world.pods[:2]]
-    assert [one.pod.name for one in health.unhealthy] == [world.pods[2]]
+    assert [(mark.name, mark.annotations) for mark in off] == [(name, {ANNOTATION_DEVICE_FAULT: None}) for name in harness.pods[:2]]
+    assert [one.pod.name for one in health.unhealthy] == [harness.pods[2]]
 
 
 def test_a_draining_replica_is_not_reported_as_unhealthy():
-    world = UnhealthyWorld()
-    world.api.of(PODS)[0]["metadata"]["annotations"] = {ANNOTATION_DRAIN_DEADLINE: "1767225660000"}
-    world.said[world.pods[0]] = SILENT
-    assert judge(world.observation()).unhealthy == ()
+    harness = UnhealthyHarness()
+    harness.api.of(PODS)[0]["metadata"]["annotations"] = {ANNOTATION_DRAIN_DEADLINE: "1767225660000"}
+    harness.said[harness.pods[0]] = SILENT
+    assert judge(harness.observation()).unhealthy == ()
 
 
 def test_a_mark_on_the_pod_itself_is_enough():
-    world = UnhealthyWorld()
-    world.api.of(PODS)[1]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48 on GPU 2"}
-    (one,) = judge(world.observation()).unhealthy
-    assert (one.reason, one.pod.name) == (conditions.DEVICE_FAULT, world.pods[1])
+    harness = UnhealthyHarness()
+    harness.api.of(PODS)[1]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48 on GPU 2"}
+    (one,) = judge(harness.observation()).unhealthy
+    assert (one.reason, one.pod.name) == (conditions.DEVICE_FAULT, harness.pods[1])
 
 
 def test_a_replica_that_may_not_answer_is_removed_before_those_that_answer():
-    world = World(replicas=3)
-    world.settle()
-    world.make_ready()
-    late, stuck, well = (pod["metadata"]["name"] for pod in world.api.of(PODS))
+    harness = Harness(replicas=3)
+    harness.settle()
+    harness.make_ready()
+    late, stuck, well = (pod["metadata"]["name"] for pod in harness.api.of(PODS))
     signals = {
         late: EndpointSignal(Seen.DEAD, "overdue", bad_s=20.0),
         stuck: EndpointSignal(Seen.DEAD, "stuck", bad_s=CONFIRM_S),
         well: EndpointSignal(Seen.FRESH),
     }
-    observed = replace(world.observed(), signals=ServiceSignals(fresh=True, endpoints=signals), unheard_s=0.0)
+    observed = replace(harness.observed(), signals=ServiceSignals(fresh=True, endpoints=signals), unheard_s=0.0)
     assert judge(observed).order == {late: Removal.UNVERIFIED, stuck: Removal.FIRST}
 
 
 def test_a_replica_that_does_not_answer_is_removed_before_one_on_a_faulty_device():
-    world = UnhealthyWorld(3)
-    stuck, faulty, _ = world.pods
-    world.break_device(faulty)
-    world.said |= {faulty: WELL, stuck: STUCK}
-    world.edit(replicas=2)
-    world.run()
-    drained = [pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
+    harness = UnhealthyHarness(3)
+    stuck, faulty, _ = harness.pods
+    harness.break_device(faulty)
+    harness.said |= {faulty: WELL, stuck: STUCK}
+    harness.edit(replicas=2)
+    harness.run()
+    drained = [
+        pod["metadata"]["name"] for pod in harness.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})
+    ]
     assert drained == [stuck]
 
 
 def test_a_replica_that_does_not_answer_is_removed_before_the_last_one_that_does():
-    world = UnhealthyWorld(2)
-    well, stuck = world.pods
-    world.break_device(well)
-    world.said |= {well: replace(WELL, in_flight=7), stuck: STUCK}
-    world.pass_time(300)
-    world.edit(replicas=1)
-    world.run()
-    drained = [pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
+    harness = UnhealthyHarness(2)
+    well, stuck = harness.pods
+    harness.break_device(well)
+    harness.said |= {well: replace(WELL, in_flight=7), stuck: STUCK}
+    harness.pass_time(300)
+    harness.edit(replicas=1)
+    harness.run()
+    drained = [
+        pod["metadata"]["name"] for pod in harness.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})
+    ]
     assert drained == [stuck]
 
 
 def test_a_healthy_service_has_no_degraded_condition():
-    world = UnhealthyWorld()
-    written = len(world.api.journal)
-    world.settle()
-    assert world.degraded() is None
-    assert len(world.api.journal) == written
+    harness = UnhealthyHarness()
+    written = len(harness.api.journal)
+    harness.settle()
+    assert harness.degraded() is None
+    assert len(harness.api.journal) == written
 
 
 @pytest.mark.parametrize("no_signals", [{}, {"endpoints": None}], ids=["heard of nobody", "heard of no gateway"])
 def test_degraded_stays_after_a_restart_until_gateways_report_the_replica_well(no_signals):
-    world = UnhealthyWorld(replicas=2)
-    world.said = dict.fromkeys(world.pods, STUCK)
-    world.settle()
-    before = world.degraded()
+    harness = UnhealthyHarness(replicas=2)
+    harness.said = dict.fromkeys(harness.pods, STUCK)
+    harness.settle()
+    before = harness.degraded()
     assert (before["status"], before["reason"]) == ("True", "ReplacementDelayed")
-    world.restart()
-    world.no_signals = True
-    world.nobody = "endpoints" in no_signals
-    world.settle()
-    assert world.degraded() == before
-    world.no_signals = False
-    world.said = dict.fromkeys(world.pods, replace(STUCK, bad_s=1.0))  # a verdict that began with this process
-    world.settle()
-    assert world.degraded() == before
-    world.said = {world.pods[0]: WELL, world.pods[1]: replace(STUCK, bad_s=1.0)}
-    world.settle()
-    assert world.degraded() == before
-    world.said = {}
-    world.settle()
-    assert (world.degraded()["status"], world.degraded()["reason"]) == ("False", "Well")
+    harness.restart()
+    harness.no_signals = True
+    harness.nobody = "endpoints" in no_signals
+    harness.settle()
+    assert harness.degraded() == before
+    harness.no_signals = False
+    harness.said = dict.fromkeys(harness.pods, replace(STUCK, bad_s=1.0))  # a verdict that began with this process
+    harness.settle()
+    assert harness.degraded() == before
+    harness.said = {harness.pods[0]: WELL, harness.pods[1]: replace(STUCK, bad_s=1.0)}
+    harness.settle()
+    assert harness.degraded() == before
+    harness.said = {}
+    harness.settle()
+    assert (harness.degraded()["status"], harness.degraded()["reason"]) == ("False", "Well")
 
 
 def test_degraded_ends_if_the_replica_is_gone_or_its_device_is_repaired():
-    world = UnhealthyWorld(replicas=2)
-    name = world.pods[0]
-    world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))
-    world.operator._dependencies = dependencies_with(world.api, signals=world)
-    world.run()
-    assert world.degraded()["reason"] == "DeviceFault"
-    world.no_signals = True
-    world.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].clear())
-    world.run()
-    assert world.degraded()["status"] == "False"
-    world.no_signals, world.said = False, dict.fromkeys(world.pods, STUCK)
-    world.settle()
-    assert world.degraded()["reason"] == "ReplacementDelayed"
-    world.no_signals = True
-    for pod in list(world.pods):
-        del world.api.objects["Pod", "ns", pod]
-    world.settle()
-    assert world.degraded()["status"] == "False"
+    harness = UnhealthyHarness(replicas=2)
+    name = harness.pods[0]
+    harness.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_DEVICE_FAULT: "Xid 79"}))
+    harness.operator._dependencies = dependencies_with(harness.api, signals=harness)
+    harness.run()
+    assert harness.degraded()["reason"] == "DeviceFault"
+    harness.no_signals = True
+    harness.api.edit(PODS, "ns", name, lambda body: body["metadata"]["annotations"].clear())
+    harness.run()
+    assert harness.degraded()["status"] == "False"
+    harness.no_signals, harness.said = False, dict.fromkeys(harness.pods, STUCK)
+    harness.settle()
+    assert harness.degraded()["reason"] == "ReplacementDelayed"
+    harness.no_signals = True
+    for pod in list(harness.pods):
+        del harness.api.objects["Pod", "ns", pod]
+    harness.settle()
+    assert harness.degraded()["status"] == "False"

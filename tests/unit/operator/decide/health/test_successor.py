@@ -1,4 +1,4 @@
-"""The successor of an unhealthy replica: the rule by itself, then in a world of controllers and kubelets, then in a random one."""
+"""The successor of an unhealthy replica: the rule by itself, then with controllers and kubelets, then in a random one."""
 
 import contextlib
 import copy
@@ -17,9 +17,9 @@ from pagoda_operator.decide.health import Case, step
 from pagoda_operator.decide.placement.question import ask
 from pagoda_operator.decide.plan import _rollout_state
 from pagoda_operator.decide.replicas.replicas import current_state
+from support.harness.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyHarness
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples
-from support.worlds.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyWorld
 
 BROKEN = {"model": {"uri": "ftp://nowhere"}}
 NO_ROOM = "TenantQuota team allows 1 GPU, and 1 is in use"
@@ -70,311 +70,311 @@ def test_a_successor_without_a_node_says_what_is_missing():
     assert step(found).paused == "The successor c has no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
-# In a world
+# With controllers and kubelets
 
 
-def served_throughout(world, least):
+def served_throughout(harness, least):
     """At each write so many replicas run, and no write deletes a pod."""
 
     def judge(verb, kind, _name):
         assert (verb, kind) != ("delete", "Pod")
-        assert sum(pod.get("status", {}).get("phase") == "Running" for pod in world.api.of(PODS)) >= least
+        assert sum(pod.get("status", {}).get("phase") == "Running" for pod in harness.api.of(PODS)) >= least
 
-    world.api.before_write = judge
+    harness.api.before_write = judge
 
 
-def draining(world):
-    return [pod["metadata"]["name"] for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
+def draining(harness):
+    return [pod["metadata"]["name"] for pod in harness.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
 
 
 def succeeding(replicas=1, *, assigned=True, how=None):
     """The first replica is unhealthy, and its successor loads beside it."""
-    world = UnhealthyWorld(replicas)
-    there = list(world.pods)
+    harness = UnhealthyHarness(replicas)
+    there = list(harness.pods)
     if how is None:
-        world.break_device(there[0])
+        harness.break_device(there[0])
     else:
-        world.said[there[0]] = how
-    world.settle()
-    (new,) = set(world.pods) - set(there)
-    world.load(new, assigned=assigned)
-    world.settle()
-    assert world.ordered() == (replicas + 1, str(replicas + 1))
-    return world, there[0], new
+        harness.said[there[0]] = how
+    harness.settle()
+    (new,) = set(harness.pods) - set(there)
+    harness.load(new, assigned=assigned)
+    harness.settle()
+    assert harness.ordered() == (replicas + 1, str(replicas + 1))
+    return harness, there[0], new
 
 
 @pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_an_unhealthy_replica_goes_after_its_successor_serves(replicas, restarts, heard):
-    world = UnhealthyWorld(replicas)
-    unhealthy = world.pods[0]
-    world.no_signals = world.nobody = not heard
-    served_throughout(world, replicas)
-    world.break_device(unhealthy)
-    world.settle()
-    assert (world.ordered(), unhealthy in world.pods) == ((replicas + 1, str(replicas + 1)), True)
-    assert world.told()[:2] == ("True", "DeviceFault")
-    assert "drains the unhealthy replica when the successor is Ready" in world.told()[2]
-    assert world.conditions()["Ready"]["status"] == "True"
-    world.pass_time(3600)
+    harness = UnhealthyHarness(replicas)
+    unhealthy = harness.pods[0]
+    harness.no_signals = harness.nobody = not heard
+    served_throughout(harness, replicas)
+    harness.break_device(unhealthy)
+    harness.settle()
+    assert (harness.ordered(), unhealthy in harness.pods) == ((replicas + 1, str(replicas + 1)), True)
+    assert harness.reported()[:2] == ("True", "DeviceFault")
+    assert "drains the unhealthy replica when the successor is Ready" in harness.reported()[2]
+    assert harness.conditions()["Ready"]["status"] == "True"
+    harness.pass_time(3600)
     if restarts:
-        world.restart()
-    written = len(world.api.journal)
-    world.settle()
-    assert len(world.api.journal) == written
-    world.make_ready()
-    assert (world.ordered(), unhealthy in world.pods, len(world.pods)) == ((replicas, None), False, replicas)
-    assert world.told()[:2] == ("False", "Well")
+        harness.restart()
+    written = len(harness.api.journal)
+    harness.settle()
+    assert len(harness.api.journal) == written
+    harness.make_ready()
+    assert (harness.ordered(), unhealthy in harness.pods, len(harness.pods)) == ((replicas, None), False, replicas)
+    assert harness.reported()[:2] == ("False", "Well")
 
 
 @pytest.mark.parametrize("how", [SILENT, STUCK, WRONG])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_replica_that_does_not_answer_is_replaced(replicas, how):
-    world, unhealthy, _ = succeeding(replicas, how=how)
-    assert unhealthy in world.pods
-    world.make_ready()
-    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, replicas, (replicas, None))
+    harness, unhealthy, _ = succeeding(replicas, how=how)
+    assert unhealthy in harness.pods
+    harness.make_ready()
+    assert (unhealthy in harness.pods, len(harness.pods), harness.ordered()) == (False, replicas, (replicas, None))
 
 
 def test_two_unhealthy_ones_are_replaced_one_after_the_other():
-    world = UnhealthyWorld(4)
-    served_throughout(world, 4)
-    first, second = world.pods[:2]
-    world.said |= {first: SILENT, second: WRONG}
-    world.settle()
-    assert world.ordered() == (5, "5")
-    world.make_ready()
-    assert (len({first, second} & set(world.pods)), world.ordered()) == (1, (5, "5"))
-    world.make_ready()
-    assert ({first, second} & set(world.pods), len(world.pods), world.ordered()) == (set(), 4, (4, None))
+    harness = UnhealthyHarness(4)
+    served_throughout(harness, 4)
+    first, second = harness.pods[:2]
+    harness.said |= {first: SILENT, second: WRONG}
+    harness.settle()
+    assert harness.ordered() == (5, "5")
+    harness.make_ready()
+    assert (len({first, second} & set(harness.pods)), harness.ordered()) == (1, (5, "5"))
+    harness.make_ready()
+    assert ({first, second} & set(harness.pods), len(harness.pods), harness.ordered()) == (set(), 4, (4, None))
 
 
 @pytest.mark.parametrize("how", ["fault", STUCK, WRONG])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_unhealthy_successor_is_marked_and_no_other_one_is_started_until_it_is_gone(replicas, how):
-    world, unhealthy, new = succeeding(replicas)
-    world.ready(new)
+    harness, unhealthy, new = succeeding(replicas)
+    harness.ready(new)
     if how == "fault":
-        world.break_device(new)
+        harness.break_device(new)
     else:
-        world.said[new] = how
-    world.settle()
-    there = set(world.pods)
+        harness.said[new] = how
+    harness.settle()
+    there = set(harness.pods)
     for _ in range(5):
-        world.pass_time(3600)
-        world.restart()
-        written = len(world.api.journal)
-        world.settle()
-        assert (len(world.api.journal), set(world.pods)) == (written, there)
-    assert world.told()[:2] == ("True", "ReplacementDelayed")
-    assert f"The successor {new} is unhealthy as well" in world.told()[2]
-    assert "delete that pod" in world.told()[2]
-    world.lose(new)
-    world.settle()
-    (again,) = set(world.pods) - there
-    assert "A successor is starting" in world.told()[2]
-    world.ready(again)
-    world.settle()
-    assert (unhealthy in world.pods, again in world.pods, len(world.pods)) == (False, True, replicas)
+        harness.pass_time(3600)
+        harness.restart()
+        written = len(harness.api.journal)
+        harness.settle()
+        assert (len(harness.api.journal), set(harness.pods)) == (written, there)
+    assert harness.reported()[:2] == ("True", "ReplacementDelayed")
+    assert f"The successor {new} is unhealthy as well" in harness.reported()[2]
+    assert "delete that pod" in harness.reported()[2]
+    harness.lose(new)
+    harness.settle()
+    (again,) = set(harness.pods) - there
+    assert "A successor is starting" in harness.reported()[2]
+    harness.ready(again)
+    harness.settle()
+    assert (unhealthy in harness.pods, again in harness.pods, len(harness.pods)) == (False, True, replicas)
 
 
 def test_an_unhealthy_successor_that_is_well_again_does_its_work():
-    world, unhealthy, new = succeeding()
-    world.ready(new)
-    world.said[new] = STUCK
-    world.settle()
-    assert unhealthy in world.pods
-    world.said.clear()
-    world.settle()
-    assert world.pods == [new]
+    harness, unhealthy, new = succeeding()
+    harness.ready(new)
+    harness.said[new] = STUCK
+    harness.settle()
+    assert unhealthy in harness.pods
+    harness.said.clear()
+    harness.settle()
+    assert harness.pods == [new]
 
 
 def test_a_replica_that_is_well_again_is_kept_and_nothing_more():
-    world, unhealthy, _ = succeeding()
-    world.repair_device(unhealthy)
-    world.settle()
-    assert (world.pods, world.ordered(), world.told()[0]) == ([unhealthy], (1, None), "False")
+    harness, unhealthy, _ = succeeding()
+    harness.repair_device(unhealthy)
+    harness.settle()
+    assert (harness.pods, harness.ordered(), harness.reported()[0]) == ([unhealthy], (1, None), "False")
 
 
 @pytest.mark.parametrize(("replicas", "unhealthy"), [(3, 3), (3, 2), (5, 3), (2, 2)])
 @pytest.mark.parametrize("how", [WRONG, SILENT])
 def test_where_most_are_unhealthy_at_once_nothing_is_removed_and_nothing_started(replicas, unhealthy, how):
-    world = UnhealthyWorld(replicas)
-    before = list(world.pods)
-    world.said = dict.fromkeys(before[:unhealthy], how)
+    harness = UnhealthyHarness(replicas)
+    before = list(harness.pods)
+    harness.said = dict.fromkeys(before[:unhealthy], how)
     for _ in range(5):
-        world.pass_time(3600)
-        world.settle()
-    assert (world.pods, draining(world), world.ordered()) == (before, [], (replicas, None))
-    assert world.told()[:2] == ("True", "ReplacementDelayed")
+        harness.pass_time(3600)
+        harness.settle()
+    assert (harness.pods, draining(harness), harness.ordered()) == (before, [], (replicas, None))
+    assert harness.reported()[:2] == ("True", "ReplacementDelayed")
     count = f"All {unhealthy}" if unhealthy == replicas else f"{unhealthy} of {replicas}"
-    assert f"{count} ready replicas of revision" in world.told()[2]
-    assert world.conditions()["Ready"]["status"] == "True"
+    assert f"{count} ready replicas of revision" in harness.reported()[2]
+    assert harness.conditions()["Ready"]["status"] == "True"
 
 
 def test_a_drain_that_has_begun_is_cancelled_if_most_replicas_do_not_answer():
-    world, unhealthy, new = succeeding(2)
-    world.ready(new)
-    world.run()
-    assert draining(world) == [unhealthy]
-    world.repair_device(unhealthy)
-    world.said = dict.fromkeys(world.pods, STUCK)
-    world.settle()
-    assert (len(world.pods), draining(world)) == (3, [])
+    harness, unhealthy, new = succeeding(2)
+    harness.ready(new)
+    harness.run()
+    assert draining(harness) == [unhealthy]
+    harness.repair_device(unhealthy)
+    harness.said = dict.fromkeys(harness.pods, STUCK)
+    harness.settle()
+    assert (len(harness.pods), draining(harness)) == (3, [])
 
 
 def test_replicas_that_also_have_a_faulty_device_are_replaced_however_many():
     """That gateways hear nobody is one thing; that the devices are called faulty is another one."""
-    world = UnhealthyWorld(2)
-    old = set(world.pods)
-    world.break_device(*old)
-    world.said = dict.fromkeys(old, STUCK)
+    harness = UnhealthyHarness(2)
+    old = set(harness.pods)
+    harness.break_device(*old)
+    harness.said = dict.fromkeys(old, STUCK)
     for _ in range(3):
-        world.settle()
-        world.make_ready()
-    assert not old & set(world.pods)
+        harness.settle()
+        harness.make_ready()
+    assert not old & set(harness.pods)
 
 
 def test_a_full_quota_delays_the_successor_and_is_named():
-    world = UnhealthyWorld(1)
-    (unhealthy,) = world.pods
-    world.full_quota.why = NO_ROOM
-    world.break_device(unhealthy)
-    world.settle()
-    assert (world.pods, world.ordered(), world.run().again) == ([unhealthy], (1, None), 30.0)
-    assert world.told() == (
+    harness = UnhealthyHarness(1)
+    (unhealthy,) = harness.pods
+    harness.full_quota.why = NO_ROOM
+    harness.break_device(unhealthy)
+    harness.settle()
+    assert (harness.pods, harness.ordered(), harness.run().again) == ([unhealthy], (1, None), 30.0)
+    assert harness.reported() == (
         "True",
         "ReplacementDelayed",
         f"{unhealthy}: the device is faulty: Xid 79. A successor has no room: {NO_ROOM}. It starts when there is room.",
     )
-    world.full_quota.why = ""
-    world.settle()
-    world.make_ready()
-    assert (unhealthy in world.pods, len(world.pods)) == (False, 1)
+    harness.full_quota.why = ""
+    harness.settle()
+    harness.make_ready()
+    assert (unhealthy in harness.pods, len(harness.pods)) == (False, 1)
 
 
 def test_a_successor_that_loads_goes_where_its_quota_shrank_and_the_unhealthy_one_stays():
-    world, unhealthy, _ = succeeding()
-    world.full_quota.why = NO_ROOM
-    world.settle()
-    assert (world.pods, world.ordered()) == ([unhealthy], (1, None))
-    assert NO_ROOM in world.told()[2]
+    harness, unhealthy, _ = succeeding()
+    harness.full_quota.why = NO_ROOM
+    harness.settle()
+    assert (harness.pods, harness.ordered()) == ([unhealthy], (1, None))
+    assert NO_ROOM in harness.reported()[2]
 
 
 def test_a_successor_without_a_node_waits_and_the_condition_says_for_what():
-    world, unhealthy, new = succeeding(assigned=False)
+    harness, unhealthy, new = succeeding(assigned=False)
     why = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
-    world.pod(new)["status"] = {"phase": "Pending", "conditions": [unscheduled]}
-    world.settle()
-    assert set(world.pods) == {unhealthy, new}
-    assert world.told()[1] == "ReplacementDelayed"
-    assert f"The successor {new} has no node: {why}" in world.told()[2]
-    observed = world.observed()
-    state = current_state(observed, world.plan().current)
+    harness.pod(new)["status"] = {"phase": "Pending", "conditions": [unscheduled]}
+    harness.settle()
+    assert set(harness.pods) == {unhealthy, new}
+    assert harness.reported()[1] == "ReplacementDelayed"
+    assert f"The successor {new} has no node: {why}" in harness.reported()[2]
+    observed = harness.observed()
+    state = current_state(observed, harness.plan().current)
     assert (state.short, state.stuck) == (0, False), "no rollout takes a replica away for it"
     assert [run.refused for run in ask(observed, observed.spec).runs] == [""], "nor does the service move to other devices"
 
 
 def test_a_successor_counts_after_a_gateway_reports_it():
-    world, unhealthy, new = succeeding()
-    world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
-    world.make_ready()
-    assert set(world.pods) == {unhealthy, new}
-    world.said[new] = WELL
-    world.settle()
-    assert world.pods == [new]
+    harness, unhealthy, new = succeeding()
+    harness.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
+    harness.make_ready()
+    assert set(harness.pods) == {unhealthy, new}
+    harness.said[new] = WELL
+    harness.settle()
+    assert harness.pods == [new]
 
 
 @pytest.mark.parametrize("cold", [True, False], ids=["the operator starts", "gateways pause"])
 def test_a_moment_without_gateways_does_not_make_a_successor_count(cold):
-    world, unhealthy, new = succeeding()
-    world.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
-    world.ready(new)
-    world.turns(3)
-    world.no_signals, world.nobody, world.silent_s = True, cold, 0.0
+    harness, unhealthy, new = succeeding()
+    harness.said[new] = EndpointSignal(Seen.UNHEARD, "unheard", bad_s=1)
+    harness.ready(new)
+    harness.turns(3)
+    harness.no_signals, harness.nobody, harness.silent_s = True, cold, 0.0
     if cold:
-        world.restart()
-    for world.silent_s in (1.0, 10.0, MISSING_S - 1):
-        world.turns(4)
-        assert set(world.pods) == {unhealthy, new}
-    assert world.run().again == 1.0
-    world.silent_s = MISSING_S
-    world.turns(4)
-    assert world.pods == [new], "there may be no gateway at all"
+        harness.restart()
+    for harness.silent_s in (1.0, 10.0, MISSING_S - 1):
+        harness.turns(4)
+        assert set(harness.pods) == {unhealthy, new}
+    assert harness.run().again == 1.0
+    harness.silent_s = MISSING_S
+    harness.turns(4)
+    assert harness.pods == [new], "there may be no gateway at all"
 
 
 def test_the_place_of_a_successor_counts_once_for_the_quota():
-    world, _, _ = succeeding()
-    observed = replace(world.observed(), quota=Grant(2, 2, ""))
-    assert _rollout_state(observed, observed.spec, world.plan().current, None).room == 0
+    harness, _, _ = succeeding()
+    observed = replace(harness.observed(), quota=Grant(2, 2, ""))
+    assert _rollout_state(observed, observed.spec, harness.plan().current, None).room == 0
 
 
 def test_no_successor_is_started_while_others_load():
     """A ReplicaSet that has one too many takes who loads."""
-    world = UnhealthyWorld(3)
-    unhealthy, other, _ = world.pods
-    world.load(other)
-    world.break_device(unhealthy)
-    world.settle()
-    assert (world.ordered(), "Other replicas are starting" in world.told()[2]) == ((3, None), True)
-    world.ready(other)
-    world.settle()
-    assert world.ordered() == (4, "4")
-    world.load(other)
-    world.make_ready()
-    assert (unhealthy in world.pods, other in world.pods, len(world.pods)) == (False, True, 3)
+    harness = UnhealthyHarness(3)
+    unhealthy, other, _ = harness.pods
+    harness.load(other)
+    harness.break_device(unhealthy)
+    harness.settle()
+    assert (harness.ordered(), "Other replicas are starting" in harness.reported()[2]) == ((3, None), True)
+    harness.ready(other)
+    harness.settle()
+    assert harness.ordered() == (4, "4")
+    harness.load(other)
+    harness.make_ready()
+    assert (unhealthy in harness.pods, other in harness.pods, len(harness.pods)) == (False, True, 3)
 
 
 def test_where_a_new_revision_comes_none_is_made_beside_the_old_ones():
-    world = UnhealthyWorld(1)
-    (old,) = world.names(DEPLOYMENTS)
-    first = world.pods[0]
-    world.edit(model={"uri": "pvc://models/other"})
-    world.settle()
-    (new,) = set(world.pods) - {first}
-    world.load(new)
-    world.break_device(first)
-    world.turns(6)
-    assert set(world.pods) == {first, new}
-    world.ready(new)
-    world.settle()
-    assert (world.pods, old in world.names(DEPLOYMENTS)) == ([new], False)
+    harness = UnhealthyHarness(1)
+    (old,) = harness.names(DEPLOYMENTS)
+    first = harness.pods[0]
+    harness.edit(model={"uri": "pvc://models/other"})
+    harness.settle()
+    (new,) = set(harness.pods) - {first}
+    harness.load(new)
+    harness.break_device(first)
+    harness.turns(6)
+    assert set(harness.pods) == {first, new}
+    harness.ready(new)
+    harness.settle()
+    assert (harness.pods, old in harness.names(DEPLOYMENTS)) == ([new], False)
 
 
 def test_a_new_revision_whose_replica_does_not_answer_gets_one_that_does_and_the_rollout_goes_on():
-    world = UnhealthyWorld(1)
-    (old,) = world.names(DEPLOYMENTS)
-    world.edit(model={"uri": "pvc://models/other"})
-    world.settle()
-    (stuck,) = (name for name in world.pods if not name.startswith(old))
-    world.said[stuck] = STUCK
-    world.ready(stuck)
-    world.settle()
-    assert [name for name in world.pods if name.startswith(old)], "the old one serves"
-    for name in set(world.pods):
-        world.ready(name)
-    world.settle()
-    world.make_ready()
-    assert (len(world.pods), stuck in world.pods, old in world.names(DEPLOYMENTS)) == (1, False, False)
+    harness = UnhealthyHarness(1)
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(model={"uri": "pvc://models/other"})
+    harness.settle()
+    (stuck,) = (name for name in harness.pods if not name.startswith(old))
+    harness.said[stuck] = STUCK
+    harness.ready(stuck)
+    harness.settle()
+    assert [name for name in harness.pods if name.startswith(old)], "the old one serves"
+    for name in set(harness.pods):
+        harness.ready(name)
+    harness.settle()
+    harness.make_ready()
+    assert (len(harness.pods), stuck in harness.pods, old in harness.names(DEPLOYMENTS)) == (1, False, False)
 
 
 def test_a_canary_whose_every_replica_is_on_a_faulty_device_grows_by_one_and_no_more():
     steps = [{"weight": 25, "hold": "24h"}]
-    world = UnhealthyWorld(4, rollout={"strategy": "Surge", "canary": {"steps": steps}})
-    (old,) = world.names(DEPLOYMENTS)
-    world.edit(model={"uri": "pvc://models/other"})
-    world.settle()
-    world.make_ready()
+    harness = UnhealthyHarness(4, rollout={"strategy": "Surge", "canary": {"steps": steps}})
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(model={"uri": "pvc://models/other"})
+    harness.settle()
+    harness.make_ready()
     most = {}
     for _ in range(12):
-        for name in world.pods:
-            world.ready(name)
-        world.break_device(*world.pods)
-        world.pass_time(120)
-        world.turns(3)
-        for body in world.api.of(DEPLOYMENTS):
+        for name in harness.pods:
+            harness.ready(name)
+        harness.break_device(*harness.pods)
+        harness.pass_time(120)
+        harness.turns(3)
+        for body in harness.api.of(DEPLOYMENTS):
             name = body["metadata"]["name"]
             most[name] = max(most.get(name, 0), body["spec"]["replicas"])
     assert sum(most.values()) == 4 + 1 + 1
@@ -382,130 +382,130 @@ def test_a_canary_whose_every_replica_is_on_a_faulty_device_grows_by_one_and_no_
 
 
 def test_where_fewer_are_wanted_the_unhealthy_one_goes_and_nothing_is_started():
-    world = UnhealthyWorld(3)
-    unhealthy = world.pods[0]
-    world.break_device(unhealthy)
-    world.edit(replicas=2)
-    world.settle()
-    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, 2, (2, None))
+    harness = UnhealthyHarness(3)
+    unhealthy = harness.pods[0]
+    harness.break_device(unhealthy)
+    harness.edit(replicas=2)
+    harness.settle()
+    assert (unhealthy in harness.pods, len(harness.pods), harness.ordered()) == (False, 2, (2, None))
 
 
 @pytest.mark.parametrize("fewer", [1, 2])
 def test_where_fewer_are_wanted_while_a_successor_loads_as_many_stay_that_serve(fewer):
-    world, unhealthy, _ = succeeding(3)
-    world.edit(replicas=fewer)
-    served_throughout(world, fewer)
-    world.settle()
-    world.make_ready()
-    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, fewer, (fewer, None))
+    harness, unhealthy, _ = succeeding(3)
+    harness.edit(replicas=fewer)
+    served_throughout(harness, fewer)
+    harness.settle()
+    harness.make_ready()
+    assert (unhealthy in harness.pods, len(harness.pods), harness.ordered()) == (False, fewer, (fewer, None))
 
 
 def test_where_more_are_wanted_the_successor_is_still_one_more():
-    world, unhealthy, _ = succeeding()
-    world.edit(replicas=2)
-    world.settle()
-    assert world.ordered() == (3, "3")
-    world.make_ready()
-    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, 2, (2, None))
+    harness, unhealthy, _ = succeeding()
+    harness.edit(replicas=2)
+    harness.settle()
+    assert harness.ordered() == (3, "3")
+    harness.make_ready()
+    assert (unhealthy in harness.pods, len(harness.pods), harness.ordered()) == (False, 2, (2, None))
 
 
 def test_where_fewer_are_wanted_while_all_are_on_faulty_devices_the_work_comes_to_an_end():
-    world = UnhealthyWorld(2)
-    world.break_device(*world.pods)
-    world.edit(replicas=1)
-    world.turns(12)
-    written = len(world.api.journal)
-    world.turns(12)
-    assert len(world.api.journal) == written
+    harness = UnhealthyHarness(2)
+    harness.break_device(*harness.pods)
+    harness.edit(replicas=1)
+    harness.turns(12)
+    written = len(harness.api.journal)
+    harness.turns(12)
+    assert len(harness.api.journal) == written
 
 
 @pytest.mark.parametrize("spec", [BROKEN, {"accelerators": []}])
 def test_a_broken_spec_does_not_keep_an_unhealthy_replica(spec):
-    world = UnhealthyWorld(1)
-    (unhealthy,) = world.pods
-    world.edit(**spec)
-    world.break_device(unhealthy)
-    world.settle()
-    assert (len(world.pods), world.ordered()) == (2, (2, "2"))
-    world.make_ready()
-    assert (unhealthy in world.pods, len(world.pods), world.ordered()) == (False, 1, (1, None))
-    assert world.conditions()["Stalled"]["reason"] == "InvalidSpec"
+    harness = UnhealthyHarness(1)
+    (unhealthy,) = harness.pods
+    harness.edit(**spec)
+    harness.break_device(unhealthy)
+    harness.settle()
+    assert (len(harness.pods), harness.ordered()) == (2, (2, "2"))
+    harness.make_ready()
+    assert (unhealthy in harness.pods, len(harness.pods), harness.ordered()) == (False, 1, (1, None))
+    assert harness.conditions()["Stalled"]["reason"] == "InvalidSpec"
 
 
 def test_an_operator_that_dies_after_it_ordered_a_successor_is_followed_by_one_that_knows():
-    world = UnhealthyWorld(1)
-    world.break_device(*world.pods)
-    world.api.crash_in = 1
+    harness = UnhealthyHarness(1)
+    harness.break_device(*harness.pods)
+    harness.api.crash_in = 1
     with contextlib.suppress(Crash):
-        world.run()
-    assert world.ordered() == (2, "2")
-    world.restart()
-    world.settle()
-    assert len(world.pods) == 2
-    world.make_ready()
-    assert (len(world.pods), world.ordered()) == (1, (1, None))
+        harness.run()
+    assert harness.ordered() == (2, "2")
+    harness.restart()
+    harness.settle()
+    assert len(harness.pods) == 2
+    harness.make_ready()
+    assert (len(harness.pods), harness.ordered()) == (1, (1, None))
 
 
 @pytest.mark.parametrize("text", ["", "2", "7", "seven", "-1", "9" * 100_000])
 def test_a_foreign_successor_annotation_is_removed_and_changes_nothing(text):
-    world = UnhealthyWorld(1)
-    (name,) = world.names(DEPLOYMENTS)
-    world.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_WITH_SUCCESSOR: text}))
-    world.settle()
-    assert (world.ordered(), len(world.pods)) == ((1, None), 1)
+    harness = UnhealthyHarness(1)
+    (name,) = harness.names(DEPLOYMENTS)
+    harness.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["metadata"]["annotations"].update({ANNOTATION_WITH_SUCCESSOR: text}))
+    harness.settle()
+    assert (harness.ordered(), len(harness.pods)) == ((1, None), 1)
 
 
 def test_no_other_replica_is_removed_before_the_unhealthy_one_is_gone():
-    world, first, new = succeeding()
-    world.ready(new)
+    harness, first, new = succeeding()
+    harness.ready(new)
     for _ in range(8):
-        world.run()  # the ReplicaSet's controller is late
-    assert (world.ordered(), draining(world)) == ((1, None), [first])
-    world.break_device(new)
+        harness.run()  # the ReplicaSet's controller is late
+    assert (harness.ordered(), draining(harness)) == ((1, None), [first])
+    harness.break_device(new)
     for _ in range(8):
-        world.run()
-    assert world.ordered()[0] == 1
-    world.api.control()
-    assert len(world.pods) == 1
+        harness.run()
+    assert harness.ordered()[0] == 1
+    harness.api.control()
+    assert len(harness.pods) == 1
 
 
 class Obeying:
     """Daemons that obey at once, with nothing under way."""
 
     def __init__(self):
-        self.told = []
+        self.reported = []
 
-    async def give(self, tells):
-        self.told += [(tell.pod, tell.deadline_ms is not None) for tell in tells]
-        return {tell.uid: Answer(DaemonState.SERVING if tell.deadline_ms is None else DaemonState.DRAINING) for tell in tells}
+    async def give(self, reports):
+        self.reported += [(report.pod, report.deadline_ms is not None) for report in reports]
+        return {report.uid: Answer(DaemonState.SERVING if report.deadline_ms is None else DaemonState.DRAINING) for report in reports}
 
 
-def addressed(world):
-    for pod in world.api.of(PODS):
+def addressed(harness):
+    for pod in harness.api.of(PODS):
         if pod["status"].get("phase") == "Running":
             pod["status"]["podIP"] = "10.0.0.1"
 
 
 @pytest.mark.parametrize("spec", [{}, BROKEN])
 def test_an_unhealthy_replica_drains_and_serves_again_if_its_successor_fails(spec):
-    world, first, new = succeeding()
-    world.edit(**spec)
-    world.turns(2)
-    world.ready(new)
-    addressed(world)
-    world.daemons = daemons = Obeying()
-    world.restart()
-    world.run()
-    world.said[new] = STUCK
-    world.run()
-    world.turns(4)
-    assert daemons.told[0] == (first, True) or draining(world) == []
-    assert set(world.pods) == {first, new}
-    assert draining(world) == []
-    world.said.clear()
-    world.turns(12)
-    assert (first, True) in daemons.told
-    assert world.pods == [new]
+    harness, first, new = succeeding()
+    harness.edit(**spec)
+    harness.turns(2)
+    harness.ready(new)
+    addressed(harness)
+    harness.daemons = daemons = Obeying()
+    harness.restart()
+    harness.run()
+    harness.said[new] = STUCK
+    harness.run()
+    harness.turns(4)
+    assert daemons.reported[0] == (first, True) or draining(harness) == []
+    assert set(harness.pods) == {first, new}
+    assert draining(harness) == []
+    harness.said.clear()
+    harness.turns(12)
+    assert (first, True) in daemons.reported
+    assert harness.pods == [new]
 
 
 # Any order of events
@@ -520,14 +520,14 @@ class Successors(RuleBasedStateMachine):
 
     @initialize(replicas=st.integers(1, 3))
     def begin(self, replicas):
-        self.world, self.wanted, self.most = UnhealthyWorld(replicas), replicas, replicas
-        self.world.api.before_write = self.before
-        self.world.api.removed = lambda body: self.judge(body["metadata"]["name"], body)
+        self.harness, self.wanted, self.most = UnhealthyHarness(replicas), replicas, replicas
+        self.harness.api.before_write = self.before
+        self.harness.api.removed = lambda body: self.judge(body["metadata"]["name"], body)
 
     # What is true, whatever the operator knows of it
 
     def answers(self, body):
-        return is_ready(body) and not self.world.said.get(body["metadata"]["name"], WELL).bad
+        return is_ready(body) and not self.harness.said.get(body["metadata"]["name"], WELL).bad
 
     def faulty(self, body):
         return ANNOTATION_DEVICE_FAULT in body["metadata"].get("annotations", {})
@@ -538,46 +538,46 @@ class Successors(RuleBasedStateMachine):
         assert (verb, kind) != ("delete", "Pod")
 
     def judge(self, name, body):
-        others = [pod for pod in self.world.api.of(PODS) if pod["metadata"]["name"] != name]
-        if self.world.silent_s < MISSING_S or not self.world.no_signals:
+        others = [pod for pod in self.harness.api.of(PODS) if pod["metadata"]["name"] != name]
+        if self.harness.silent_s < MISSING_S or not self.harness.no_signals:
             assert not self.answers(body) or any(map(self.answers, others)), "the last one that serves and answers goes by nobody's hand"
 
     @invariant()
     def there_is_at_most_one_too_many(self):
-        if hasattr(self, "world"):
-            assert self.world.ordered()[0] <= self.most + 1
+        if hasattr(self, "harness"):
+            assert self.harness.ordered()[0] <= self.most + 1
 
     def pod(self, which):
-        if not self.world.pods:
-            self.world.api.control()
-        pods = self.world.api.of(PODS)
+        if not self.harness.pods:
+            self.harness.api.control()
+        pods = self.harness.api.of(PODS)
         return pods[which % len(pods)]
 
     @rule(which=WHICH)
     def a_device_is_called_faulty(self, which):
-        self.world.break_device(self.pod(which)["metadata"]["name"])
+        self.harness.break_device(self.pod(which)["metadata"]["name"])
 
     @rule(which=WHICH)
     def a_device_is_whole_again(self, which):
-        self.world.repair_device(self.pod(which)["metadata"]["name"])
+        self.harness.repair_device(self.pod(which)["metadata"]["name"])
 
     @rule()
     def every_device_is_called_faulty(self):
-        self.world.break_device(*self.world.pods)
+        self.harness.break_device(*self.harness.pods)
 
     @rule(fate=st.sampled_from(list(SAID)), which=WHICH)
     def a_gateway_says(self, fate, which):
-        self.world.said[self.pod(which)["metadata"]["name"]] = SAID[fate]
+        self.harness.said[self.pod(which)["metadata"]["name"]] = SAID[fate]
 
-    @precondition(lambda self: not self.world.no_signals and not draining(self.world))
+    @precondition(lambda self: not self.harness.no_signals and not draining(self.harness))
     @rule(nobody=st.booleans())
     def gateways_pause(self, nobody):
-        self.world.no_signals, self.world.nobody, self.world.silent_s = True, nobody, 0.0
+        self.harness.no_signals, self.harness.nobody, self.harness.silent_s = True, nobody, 0.0
 
-    @precondition(lambda self: self.world.no_signals)
+    @precondition(lambda self: self.harness.no_signals)
     @rule()
     def gateways_speak(self):
-        self.world.no_signals = False
+        self.harness.no_signals = False
 
     @rule(which=WHICH, status=st.sampled_from([running(ready=True), running(ready=True), running(ready=False), {"phase": "Pending"}]))
     def a_kubelet_says(self, which, status):
@@ -587,98 +587,98 @@ class Successors(RuleBasedStateMachine):
 
     @rule()
     def all_that_is_new_loads(self):
-        for pod in self.world.api.of(PODS):
+        for pod in self.harness.api.of(PODS):
             if not pod["status"]:
-                self.world.load(pod["metadata"]["name"])
+                self.harness.load(pod["metadata"]["name"])
 
-    @precondition(lambda self: not self.world.no_signals)
+    @precondition(lambda self: not self.harness.no_signals)
     @rule(replicas=st.integers(1, 3))
     def another_number_is_wanted(self, replicas):
-        self.world.edit(replicas=replicas)
+        self.harness.edit(replicas=replicas)
         self.wanted, self.most = replicas, max(replicas, self.most)
 
     @rule(full=st.booleans())
     def a_quota_fills(self, full):
-        self.world.full_quota.why = NO_ROOM if full else ""
+        self.harness.full_quota.why = NO_ROOM if full else ""
 
     @rule(broken=st.booleans())
     def the_spec_is_edited(self, broken):
-        self.world.edit(model={"uri": "ftp://nowhere"} if broken else {"uri": "pvc://models/tiny"})
+        self.harness.edit(model={"uri": "ftp://nowhere"} if broken else {"uri": "pvc://models/tiny"})
 
     @rule(which=WHICH)
     def somebody_deletes_a_pod_that_does_not_answer(self, which):
         pod = self.pod(which)
         if not self.answers(pod):
-            self.world.lose(pod["metadata"]["name"])
+            self.harness.lose(pod["metadata"]["name"])
 
     @rule(seconds=st.sampled_from([1, 30, 59, 121]))
     def wait(self, seconds):
-        self.world.pass_time(seconds)
-        self.world.silent_s += seconds
+        self.harness.pass_time(seconds)
+        self.harness.silent_s += seconds
 
     @rule(times=st.integers(1, 4))
     def look(self, times):
-        self.world.turns(times)
+        self.harness.turns(times)
 
     @rule(writes=st.integers(0, 2))
     def look_and_die(self, writes):
-        self.world.api.crash_in = writes
+        self.harness.api.crash_in = writes
         with contextlib.suppress(Crash):
-            self.world.run()
-        self.world.api.crash_in = None
-        self.world.restart()
+            self.harness.run()
+        self.harness.api.crash_in = None
+        self.harness.restart()
 
     @rule()
     def restart(self):
-        self.world.restart()
+        self.harness.restart()
 
     @rule()
     def at_rest_nothing_is_written(self):
-        self.world.settle()
+        self.harness.settle()
         for _ in range(3):
-            self.world.pass_time(240)
-            written = len(self.world.api.journal)
-            self.world.run()
-            assert len(self.world.api.journal) == written or self.world.no_signals
-            self.world.settle()
+            self.harness.pass_time(240)
+            written = len(self.harness.api.journal)
+            self.harness.run()
+            assert len(self.harness.api.journal) == written or self.harness.no_signals
+            self.harness.settle()
 
     @rule()
     def where_all_answer_nobody_nothing_is_removed(self):
-        self.world.no_signals = False
-        for pod in self.world.api.of(PODS):
-            self.world.ready(pod["metadata"]["name"])
-        self.world.settle()
-        before = list(self.world.pods)
-        pods = self.world.api.of(PODS)
+        self.harness.no_signals = False
+        for pod in self.harness.api.of(PODS):
+            self.harness.ready(pod["metadata"]["name"])
+        self.harness.settle()
+        before = list(self.harness.pods)
+        pods = self.harness.api.of(PODS)
         whole = all(is_ready(pod) and not self.faulty(pod) for pod in pods)
-        if len(before) == self.wanted > 1 and whole and not draining(self.world):
-            self.world.said = dict.fromkeys(before, STUCK)
-            self.world.settle()
-            assert self.world.pods == before
+        if len(before) == self.wanted > 1 and whole and not draining(self.harness):
+            self.harness.said = dict.fromkeys(before, STUCK)
+            self.harness.settle()
+            assert self.harness.pods == before
 
     def peace(self):
         """Gateways speak, the spec is right, there is room."""
-        self.world.no_signals, self.world.full_quota.why = False, ""
+        self.harness.no_signals, self.harness.full_quota.why = False, ""
         self.the_spec_is_edited(broken=False)
-        self.world.said.clear()
+        self.harness.said.clear()
 
     @rule()
     def all_mend_and_there_are_as_many_as_are_wanted(self):
         self.peace()
-        self.world.repair_device(*self.world.pods)
-        self.world.make_ready()
-        self.world.make_ready()
-        assert (len(self.world.pods), self.world.ordered()) == (self.wanted, (self.wanted, None))
+        self.harness.repair_device(*self.harness.pods)
+        self.harness.make_ready()
+        self.harness.make_ready()
+        assert (len(self.harness.pods), self.harness.ordered()) == (self.wanted, (self.wanted, None))
 
     @rule()
     def where_new_devices_are_sound_and_a_person_helps_all_are_in_the_end(self):
         self.peace()
-        for _ in range(2 * len(self.world.pods) + 2):
-            self.world.make_ready()
-            if "is unhealthy as well" in self.world.told()[2]:
-                self.world.lose(max(self.world.pods, key=lambda name: int(name.rpartition("-")[2])))
-        assert not any(map(self.faulty, self.world.api.of(PODS)))
-        assert (len(self.world.pods), self.world.told()[0] in ("", "False")) == (self.wanted, True)
+        for _ in range(2 * len(self.harness.pods) + 2):
+            self.harness.make_ready()
+            if "is unhealthy as well" in self.harness.reported()[2]:
+                self.harness.lose(max(self.harness.pods, key=lambda name: int(name.rpartition("-")[2])))
+        assert not any(map(self.faulty, self.harness.api.of(PODS)))
+        assert (len(self.harness.pods), self.harness.reported()[0] in ("", "False")) == (self.wanted, True)
         self.most = self.wanted
 
 

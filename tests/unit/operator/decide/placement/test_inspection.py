@@ -5,15 +5,15 @@ import json
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, PROFILES
-from support.worlds.fleets import CPU, fleet, gpu, mig
-from support.worlds.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement
-from support.worlds.world import World
+from support.harness.fleets import CPU, fleet, gpu, mig
+from support.harness.harness import Harness
+from support.harness.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement
 
 REPORT = json.dumps({"config": LLAMA_CONFIG, "weightBytes": 2471645608, "digest": ""})
 
 
-def world(*accelerators, image="fetch:1", **spec):
-    made = World(accelerators=list(accelerators or [mig(least="1Gi")]), engine=ENGINE, **spec)
+def harness(*accelerators, image="fetch:1", **spec):
+    made = Harness(accelerators=list(accelerators or [mig(least="1Gi")]), engine=ENGINE, **spec)
     images = {"daemon": "daemon:1"} | ({"fetch": image} if image else {})
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
     made.fleet = fleet(MIXED)
@@ -34,7 +34,7 @@ def ends(made, code=0, message=REPORT, **more):
 
 
 def test_a_model_of_unknown_size_is_inspected_before_anything_runs():
-    made = world()
+    made = harness()
     assert (made.reason(), made.names(DEPLOYMENTS)) == ("InspectingModel", [])
     (body,) = inspectors(made)
     spec = body["spec"]
@@ -45,7 +45,7 @@ def test_a_model_of_unknown_size_is_inspected_before_anything_runs():
 
 
 def test_inspection_pod_is_not_a_replica():
-    made = world()
+    made = harness()
     (body,) = inspectors(made)
     labels, uid = body["metadata"]["labels"], made.observed().meta.uid
     assert (labels[LABEL_SERVICE], labels[LABEL_SERVICE_UID] == uid) == ("tiny", False)
@@ -54,7 +54,7 @@ def test_inspection_pod_is_not_a_replica():
 
 
 def test_report_is_kept_the_pod_deleted_and_the_service_placed():
-    made = world()
+    made = harness()
     ends(made)
     assert inspectors(made) == []
     kept = next(body for body in made.api.of(CONFIG_MAPS) if body["metadata"]["name"] == "tiny-model")
@@ -66,7 +66,7 @@ def test_report_is_kept_the_pod_deleted_and_the_service_placed():
 
 @pytest.mark.parametrize("uri", ["az://account/name", "https://example.com/model"])
 def test_unsupported_address_is_refused_without_a_pod(uri):
-    made = world(gpu("H100"), model={"uri": uri})
+    made = harness(gpu("H100"), model={"uri": uri})
     assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
     assert uri in made.conditions()["Ready"]["message"]
     made.edit(model={"uri": "pvc://models/tiny"})
@@ -78,7 +78,7 @@ def test_unsupported_address_is_refused_without_a_pod(uri):
 
 
 def test_another_model_is_inspected_while_running_replicas_stay():
-    made = world()
+    made = harness()
     ends(made)
     bind(made)
     before = made.names(DEPLOYMENTS)
@@ -94,54 +94,54 @@ def test_another_model_is_inspected_while_running_replicas_stay():
 
 def test_a_credential_is_mounted_by_its_name():
     secret = {"name": "hub", "secretRef": {"name": "hub-token"}}
-    made = world(model={"uri": "hf://org/unpublished", "credential": "hub"}, credentials=[secret])
+    made = harness(model={"uri": "hf://org/unpublished", "credential": "hub"}, credentials=[secret])
     spec = inspectors(made)[0]["spec"]
     assert spec["volumes"] == [{"name": "pagoda-credential", "secret": {"secretName": "hub-token"}}]
     assert spec["containers"][0]["args"][-2:] == ["--credential", "hub"]
 
 
 def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
-    made = world(gpu("H100"), CPU)
+    made = harness(gpu("H100"), CPU)
     ends(made, message=json.dumps({"config": {"model_type": "novel"}}))
     assert placement(made)["chosen"] == "cpu[1]"
     assert "model_type 'novel'" in placement(made)["rejected"][0]["why"]
 
 
 def test_inspection_pod_is_deleted_if_no_device_can_hold_the_model():
-    made = world(mig(least="1Gi"))
+    made = harness(mig(least="1Gi"))
     ends(made, message=json.dumps({"config": LLAMA_CONFIG | {"num_hidden_layers": 4000}}))
     assert (made.reason(), inspectors(made), made.names(CONFIG_MAPS)) == ("NoAccelerator", [], ["tiny-model"])
 
 
 @pytest.mark.parametrize("message", ['{"weights": 1}', "[]", "killed", '{"config": []}', ""])
 def test_invalid_report_stalls_and_is_not_kept(message):
-    made = world()
+    made = harness()
     ends(made, message=message)
     assert (made.reason(), made.names(CONFIG_MAPS)) == ("ModelRejected", [])
 
 
 def test_without_an_image_that_could_inspect_devices_are_rejected_and_cpu_goes_on():
-    made = world(gpu("H100"), CPU, image="")
+    made = harness(gpu("H100"), CPU, image="")
     assert (inspectors(made), placement(made)["chosen"]) == ([], "cpu[1]")
     assert "has no images.fetch" in placement(made)["rejected"][0]["why"]
 
 
 @pytest.mark.parametrize("accelerators", [[CPU], [CPU, gpu("H100")], [gpu("L40S"), CPU]])
 def test_nothing_is_inspected_if_no_device_is_available(accelerators):
-    made = world(*accelerators)
+    made = harness(*accelerators)
     assert inspectors(made) == []
     assert made.names(DEPLOYMENTS) != []
 
 
 def test_a_needless_inspection_ends():
-    made = world()
+    made = harness()
     made.edit(accelerators=[CPU])
     made.settle()
     assert inspectors(made) == []
 
 
 def test_inspection_has_the_sidecar_s_environment():
-    made = world()
+    made = harness()
     sidecar = {
         "name": "fetch",
         "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
@@ -165,7 +165,7 @@ def test_inspection_has_the_sidecar_s_environment():
 
 
 def test_profile_s_volume_names_do_not_clash_with_the_inspection_s():
-    made = world(model={"uri": "pvc://models/tiny"})
+    made = harness(model={"uri": "pvc://models/tiny"})
     mine = [{"name": name, "emptyDir": {}} for name in ("claim", "credential")]
     sidecar = {"name": "fetch", "volumeMounts": [{"name": one["name"], "mountPath": f"/etc/{one['name']}"} for one in mine]}
     template = {"spec": {"initContainers": [sidecar], "volumes": mine}}
@@ -178,7 +178,7 @@ def test_profile_s_volume_names_do_not_clash_with_the_inspection_s():
 
 
 def test_added_credential_starts_a_new_inspection():
-    made = world(model={"uri": "hf://org/unpublished"})
+    made = harness(model={"uri": "hf://org/unpublished"})
     ends(made, code=78, message="Forbidden: org/unpublished asks for a credential")
     assert made.reason() == "ModelRejected"
     secret = {"name": "hub", "secretRef": {"name": "hub-token"}}

@@ -12,10 +12,10 @@ from pagoda_operator.api.state import CONFIG_MAPS, PODS, PROFILES
 from pagoda_operator.inventory.fit import from_report
 from pagoda_sizing.families import parse_model
 from support.clients.fetching import model_files
+from support.harness.fleets import fleet, gpu, mig
+from support.harness.harness import Harness
+from support.harness.placing import ENGINE, LLAMA_CONFIG, MIXED, placement
 from support.servers.fetch_hub import COMMIT, running_hub
-from support.worlds.fleets import fleet, gpu, mig
-from support.worlds.placing import ENGINE, LLAMA_CONFIG, MIXED, placement
-from support.worlds.world import World
 
 FILES = model_files(size=200_000)
 # What a hub's file holds beside what is counted.
@@ -28,9 +28,9 @@ def hub():
         yield running
 
 
-def world(hub, *accelerators, **spec):
+def harness(hub, *accelerators, **spec):
     """The profile says where the hub is, as an administrator does: for the sidecar."""
-    made = World(accelerators=list(accelerators or [mig(least="1Gi")]), engine=ENGINE, model={"uri": "hf://org/model"}, **spec)
+    made = Harness(accelerators=list(accelerators or [mig(least="1Gi")]), engine=ENGINE, model={"uri": "hf://org/model"}, **spec)
     sidecar = {"name": "fetch", "env": [{"name": "HF_ENDPOINT", "value": hub.url}]}
     template = {"spec": {"initContainers": [sidecar]}}
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
@@ -84,7 +84,7 @@ def as_a_process(argv, environment):
 
 @pytest.mark.deep
 def test_report_of_the_real_fetch_program_is_sized_and_placed(hub, tmp_path):
-    made = world(hub)
+    made = harness(hub)
     assert played(made, tmp_path, as_a_process) == 0
     (kept,) = [body["data"]["model.json"] for body in made.api.of(CONFIG_MAPS) if body["metadata"]["name"] == "tiny-model"]
     assert from_report(kept) == parse_model(LLAMA_CONFIG)
@@ -95,11 +95,11 @@ def test_report_of_the_real_fetch_program_is_sized_and_placed(hub, tmp_path):
 
 def test_a_hub_that_asks_for_a_credential_stalls_and_a_repaired_one_is_asked_again(hub, fetch):
     hub.token = "secret"
-    made = world(hub)
+    made = harness(hub)
     assert fetch(made) == 78
-    told = made.conditions()["Stalled"]
-    assert (told["status"], told["reason"]) == ("True", "ModelRejected")
-    assert f"Forbidden: org/model at {hub.url} does not exist, or asks for a credential" in told["message"]
+    reported = made.conditions()["Stalled"]
+    assert (reported["status"], reported["reason"]) == ("True", "ModelRejected")
+    assert f"Forbidden: org/model at {hub.url} does not exist, or asks for a credential" in reported["message"]
     hub.token = ""
     assert fetch(made) == 0  # the kubelet's next try of the same pod
     assert placement(made)["chosen"] == "mig[0]"
@@ -107,21 +107,21 @@ def test_a_hub_that_asks_for_a_credential_stalls_and_a_repaired_one_is_asked_aga
 
 def test_model_without_a_config_stalls_with_the_message_of_fetch(hub, fetch):
     del hub.files["config.json"]
-    made = world(hub)
+    made = harness(hub)
     assert fetch(made) == 78
     assert (made.reason(), "no model there: needs config.json" in made.conditions()["Stalled"]["message"]) == ("ModelRejected", True)
 
 
 def test_a_config_too_long_for_a_termination_message_stalls(hub, fetch):
     hub.files["config.json"] = json.dumps({f"key{n}": n for n in range(2000)}).encode()
-    made = world(hub)
+    made = harness(hub)
     assert fetch(made) == 78
     assert "at most 4000" in made.conditions()["Stalled"]["message"]
 
 
 def test_a_hub_that_is_away_is_waited_for(hub, fetch):
     hub.status = 503
-    made = world(hub)
+    made = harness(hub)
     assert fetch(made) == 1
     assert made.reason() == "InspectingModel"
     assert "the last attempt failed and will be repeated: Unreachable: " in made.conditions()["Reconciling"]["message"]
@@ -133,7 +133,7 @@ def test_a_hub_that_is_away_is_waited_for(hub, fetch):
 def test_an_adapter_is_no_model(hub, fetch):
     """Its adapter_config.json is reported as a model's config would be: sizing must not take it for one."""
     hub.files = {"adapter_config.json": b'{"peft_type": "LORA", "r": 8}', "adapter_model.safetensors": b"\0" * 64}
-    made = world(hub, gpu("H100"))
+    made = harness(hub, gpu("H100"))
     assert fetch(made) == 0
     assert made.conditions()["Stalled"]["status"] == "True"
     assert "cannot be sized" in placement(made)["rejected"][0]["why"]

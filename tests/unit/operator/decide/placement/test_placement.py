@@ -5,8 +5,8 @@ from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES
 from pagoda_operator.decide.status.verdict import idle_scaling, ignored_fields
+from support.harness.harness import Harness
 from support.kube.object_table import FULL, SERVICE
-from support.worlds.world import World
 
 CPU = {"cpu": {"cores": "250m", "memory": "1Gi"}}
 NIGHT = {"name": "night", "start": "0 22 * * *", "duration": "8h", "min": 0}
@@ -14,10 +14,10 @@ GPU, MIG, DRA = {"gpu": {"product": "H100"}}, {"mig": {"profile": "3g.40gb"}}, {
 
 
 def test_entries_that_no_node_offers_are_rejected_with_a_reason_and_the_next_is_taken():
-    world = World(accelerators=[GPU, MIG, DRA, CPU])
-    world.settle()
-    world.make_ready()
-    placement = world.api.of(SERVICES)[0]["status"]["placement"]
+    harness = Harness(accelerators=[GPU, MIG, DRA, CPU])
+    harness.settle()
+    harness.make_ready()
+    placement = harness.api.of(SERVICES)[0]["status"]["placement"]
     assert placement["chosen"] == "cpu[3]"
     assert [rejected["accelerator"] for rejected in placement["rejected"]] == ["gpu[0]", "mig[1]", "dra[2]"]
     assert [rejected["why"].partition(";")[0] for rejected in placement["rejected"]] == [
@@ -25,26 +25,26 @@ def test_entries_that_no_node_offers_are_rejected_with_a_reason_and_the_next_is_
         "no node offers mig-3g.40gb",
         "no ResourceSlice has a device of class gpu.nvidia.com that matches the selectors",
     ]
-    assert world.reason() == "Available"
+    assert harness.reason() == "Available"
 
 
 def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
-    world = World()
-    world.settle()
-    world.make_ready()
-    before = world.names(DEPLOYMENTS)
-    world.edit(accelerators=[GPU])
-    world.settle()
-    assert (world.names(DEPLOYMENTS), world.reason()) == (before, "NoAccelerator")
-    assert "ready replica of an older revision continues to serve" in world.conditions()["Ready"]["message"]
+    harness = Harness()
+    harness.settle()
+    harness.make_ready()
+    before = harness.names(DEPLOYMENTS)
+    harness.edit(accelerators=[GPU])
+    harness.settle()
+    assert (harness.names(DEPLOYMENTS), harness.reason()) == (before, "NoAccelerator")
+    assert "ready replica of an older revision continues to serve" in harness.conditions()["Ready"]["message"]
 
 
 def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
-    world = World(model={"uri": "az://account/name"})
-    world.settle()
-    assert (world.reason(), world.names(DEPLOYMENTS)) == ("UnsupportedUri", [])
-    assert "az://account/name" in world.conditions()["Ready"]["message"]
-    assert "must start with one of: pvc://, hf://, s3://, gs://, oci://" in world.conditions()["Ready"]["message"]
+    harness = Harness(model={"uri": "az://account/name"})
+    harness.settle()
+    assert (harness.reason(), harness.names(DEPLOYMENTS)) == ("UnsupportedUri", [])
+    assert "az://account/name" in harness.conditions()["Ready"]["message"]
+    assert "must start with one of: pvc://, hf://, s3://, gs://, oci://" in harness.conditions()["Ready"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_words_of_scaling_that_do_nothing_in_a_mode_are_named(scaling, told):
 
 
 def test_the_status_says_in_which_mode_they_do_nothing():
-    world = World(scaling={"min": 0, "max": 4})
-    world.settle()
-    world.make_ready()
-    assert world.conditions()["Ready"]["message"].endswith("; of no effect in mode Manual: scaling.min, scaling.max")
-    written = len(world.api.journal)
-    world.restart()
-    world.settle()
-    assert len(world.api.journal) == written
+    harness = Harness(scaling={"min": 0, "max": 4})
+    harness.settle()
+    harness.make_ready()
+    assert harness.conditions()["Ready"]["message"].endswith("; of no effect in mode Manual: scaling.min, scaling.max")
+    written = len(harness.api.journal)
+    harness.restart()
+    harness.settle()
+    assert len(harness.api.journal) == written
 
 
 def test_waiting_for_an_accelerator_is_no_new_revision():
     waiting, plain = ({**CPU, "fallbackAfter": "5m"}, CPU)
-    assert World(accelerators=[waiting]).plan().current == World(accelerators=[plain]).plan().current
+    assert Harness(accelerators=[waiting]).plan().current == Harness(accelerators=[plain]).plan().current
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def full(field):
 
 
 def test_the_status_names_them_and_is_silent_about_defaults_written_out():
-    world = World(adapters={"maxLoaded": 4})
-    world.settle()
-    world.make_ready()
-    assert world.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters")
+    harness = Harness(adapters={"maxLoaded": 4})
+    harness.settle()
+    harness.make_ready()
+    assert harness.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters")
     silent = {"scaling": {"mode": "Manual"}, "rollout": {}, "engine": {"quantization": "none", "kvCache": {"prefixCaching": True}}}
     spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [CPU]} | silent)
     assert ignored_fields(spec) == ()

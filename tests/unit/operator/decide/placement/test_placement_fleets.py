@@ -10,7 +10,7 @@ from pagoda_operator.decide.placement.place import alternatives, place
 from pagoda_operator.decide.placement.question import Run
 from pagoda_operator.decide.render.children import identify
 from pagoda_operator.inventory.inventory import Inventory, Terms
-from support.worlds.fleets import (
+from support.harness.fleets import (
     A100_40,
     A100_80,
     B200,
@@ -460,7 +460,7 @@ def test_a_fleet_gives(row):
     assert len(status.rejected) == len(row.why), status.rejected
     assert all(part in rejected.why for part, rejected in zip(row.why, status.rejected, strict=True)), status.rejected
     assert (row.waits in status.waiting.why) if row.waits else status.waiting is None, status.waiting
-    assert any(row.warns in told for told in status.warnings) if row.warns else status.warnings == (), status.warnings
+    assert any(row.warns in reported for reported in status.warnings) if row.warns else status.warnings == (), status.warnings
 
 
 def test_the_table_is_as_long_as_was_asked():

@@ -12,7 +12,7 @@ from pagoda_operator.inventory.values import matches
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
-from support.worlds.fleets import (
+from support.harness.fleets import (
     A100_40,
     A100_80,
     B200,
@@ -104,11 +104,11 @@ def fits(asked, memory, count):
 
 
 def usable(body):
-    labels, told = body["metadata"]["labels"], body["spec"]
+    labels, reported = body["metadata"]["labels"], body["spec"]
     ready = body["status"]["conditions"][0]["status"] == "True"
     version = (int(labels["nvidia.com/cuda.runtime-version.major"]), int(labels["nvidia.com/cuda.runtime-version.minor"]))
     state = labels.get("nvidia.com/mig.config.state", "success")
-    return ready and not told["unschedulable"] and not told["taints"] and version >= (13, 0) and state == "success"
+    return ready and not reported["unschedulable"] and not reported["taints"] and version >= (13, 0) and state == "success"
 
 
 def ways(body, entry):
@@ -209,5 +209,5 @@ def test_status_fits_the_schema_and_explains_each_entry_before_the_chosen_one(ca
     status = placed.status.model_validate(placed.status.wire())
     assert status == placed.status
     position = int(status.chosen.partition("[")[2].rstrip("]")) if status.chosen else len(wanted.accelerators)
-    told = {rejected.accelerator for rejected in status.rejected}
-    assert len(told) >= position or "others" in told
+    reported = {rejected.accelerator for rejected in status.rejected}
+    assert len(reported) >= position or "others" in reported

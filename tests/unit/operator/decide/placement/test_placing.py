@@ -7,13 +7,13 @@ from pagoda_contracts.names import ANNOTATION_PLACEMENT, LABEL_GPU_PRODUCT
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PROFILES, RESOURCE_CLAIM_TEMPLATES
 from pagoda_operator.decide.placement.place import spare
 from pagoda_operator.decide.placement.question import ask
-from support.worlds.fleets import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
-from support.worlds.placing import ENGINE, MIXED, bind, config, placement, template, world
-from support.worlds.world import World
+from support.harness.fleets import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
+from support.harness.harness import Harness
+from support.harness.placing import ENGINE, MIXED, bind, config, harness, placement, template
 
 
 def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
-    made = world(gpu("H100", 2), there=(node("a", H100, whole(8)), node("b", A100_80, whole(8))))
+    made = harness(gpu("H100", 2), there=(node("a", H100, whole(8)), node("b", A100_80, whole(8))))
     made.settle()
     spec = template(made)
     daemon = spec["containers"][0]
@@ -27,7 +27,7 @@ def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
 def test_profile_s_node_affinity_applies_as_well():
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("x", "y")]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
-    made = world(gpu("H100"), there=(node("a", H100, whole(8)),))
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),))
     more = {"podTemplate": {"spec": {"affinity": affinity}}, "runtimeClassName": "nvidia"}
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(more))
     made.settle()
@@ -38,7 +38,7 @@ def test_profile_s_node_affinity_applies_as_well():
 
 
 def test_a_slice_under_strategy_single_is_asked_for_as_a_gpu_of_that_label():
-    made = world(mig("1g.10gb"), there=(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single"),))
+    made = harness(mig("1g.10gb"), there=(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single"),))
     made.settle()
     spec = template(made)
     assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
@@ -47,7 +47,7 @@ def test_a_slice_under_strategy_single_is_asked_for_as_a_gpu_of_that_label():
 
 
 def test_the_smallest_slice_is_pinned_and_a_changed_fleet_rolls_nothing():
-    made = world(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
+    made = harness(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
     made.settle()
     bind(made)
     assert template(made)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-2g.20gb": "1"}
@@ -62,16 +62,16 @@ def test_the_smallest_slice_is_pinned_and_a_changed_fleet_rolls_nothing():
 
 
 def test_another_profile_is_another_revision_and_the_same_one_is_not():
-    small, large = world(mig(least="1Gi"), there=(MIXED,)), world(mig(least="15Gi"), there=(MIXED,))
-    again = world(mig(least="1Gi"), there=(MIXED, node("b", A100_80, whole(8))))
-    taken = world(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
+    small, large = harness(mig(least="1Gi"), there=(MIXED,)), harness(mig(least="15Gi"), there=(MIXED,))
+    again = harness(mig(least="1Gi"), there=(MIXED, node("b", A100_80, whole(8))))
+    taken = harness(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
     found = [made.plan().current.name for made in (small, large, again, taken)]
     assert found[0] == found[2]
     assert len(set(found)) == 3
 
 
 def test_wait_for_devices_writes_nothing_and_survives_a_restart():
-    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
+    made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
     made.settle()
     assert made.reason() == "WaitingForCapacity"
     assert (placement(made)["chosen"], placement(made)["waiting"]["since"]) == ("gpu[0]", "2026-01-01T00:00:00Z")
@@ -92,7 +92,7 @@ def test_wait_for_devices_writes_nothing_and_survives_a_restart():
 
 def test_service_on_a_fallback_stays_until_its_list_is_edited():
     full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
-    made = world(gpu("H100", fallbackAfter="0s"), CPU, there=full)
+    made = harness(gpu("H100", fallbackAfter="0s"), CPU, there=full)
     made.settle()
     bind(made)
     made.fleet = fleet(node("a", H100, whole(8)))
@@ -111,7 +111,7 @@ def test_service_on_a_fallback_stays_until_its_list_is_edited():
 
 def test_a_wait_that_ends_takes_the_first_choice():
     full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
-    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=full)
+    made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=full)
     made.settle()
     made.fleet = fleet(node("a", H100, whole(8)))
     made.settle()
@@ -124,7 +124,7 @@ def test_a_wait_that_ends_takes_the_first_choice():
 
 def test_an_edited_entry_is_waited_for_anew():
     full = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
-    made = world(gpu("H100", fallbackAfter="5m"), CPU, there=full)
+    made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=full)
     made.settle()
     made.later += timedelta(minutes=4)
     made.edit(accelerators=[gpu("A100", fallbackAfter="5m"), CPU])
@@ -138,7 +138,7 @@ def test_an_edited_entry_is_waited_for_anew():
 def test_new_revision_after_a_fallback_takes_a_free_first_choice_and_does_not_wait():
     full, empty = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)), fleet(node("a", H100, whole(8)))
     for there, chosen in ((full, "cpu[1]"), (empty, "gpu[0]")):
-        made = world(gpu("H100", fallbackAfter="0s"), CPU, there=full)
+        made = harness(gpu("H100", fallbackAfter="0s"), CPU, there=full)
         made.settle()
         bind(made)
         made.fleet = there
@@ -149,7 +149,7 @@ def test_new_revision_after_a_fallback_takes_a_free_first_choice_and_does_not_wa
 
 def test_what_waits_keeps_the_devices_it_was_rendered_for():
     full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
-    made = world(gpu(), there=full)
+    made = harness(gpu(), there=full)
     made.settle()
     made.api.journal.clear()
     made.fleet = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
@@ -158,7 +158,7 @@ def test_what_waits_keeps_the_devices_it_was_rendered_for():
 
 
 def test_a_service_that_an_older_operator_put_on_cpu_stays_there():
-    made = world(gpu("H100"), CPU)
+    made = harness(gpu("H100"), CPU)
     made.settle()
     bind(made)
     for body in made.api.of(CONFIG_MAPS):
@@ -172,7 +172,7 @@ def test_a_service_that_an_older_operator_put_on_cpu_stays_there():
 def test_a_revision_on_claims_has_their_template_and_leaves_none_behind():
     sliced = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
     piece = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
-    made = world(dra_of("mig.nvidia.com", "device.driver == 'gpu.nvidia.com'"), there=fleet(sliced, slices=(piece,)))
+    made = harness(dra_of("mig.nvidia.com", "device.driver == 'gpu.nvidia.com'"), there=fleet(sliced, slices=(piece,)))
     made.settle()
     (claims,) = made.api.of(RESOURCE_CLAIM_TEMPLATES)
     (request,) = claims["spec"]["spec"]["devices"]["requests"]
@@ -192,7 +192,7 @@ def test_a_revision_on_claims_has_their_template_and_leaves_none_behind():
 
 def test_a_revision_on_claims_survives_the_loss_of_its_pin():
     sliced = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
-    made = world(dra_of("mig.nvidia.com"), there=fleet(sliced, slices=(resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2)),)))
+    made = harness(dra_of("mig.nvidia.com"), there=fleet(sliced, slices=(resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2)),)))
     made.settle()
     bind(made)
     before = (made.names(DEPLOYMENTS), made.names(RESOURCE_CLAIM_TEMPLATES), template(made))
@@ -205,7 +205,7 @@ def test_a_revision_on_claims_survives_the_loss_of_its_pin():
 
 @pytest.mark.parametrize(("others", "room"), [(0, 1), (1, 0)])
 def test_surge_room_excludes_places_of_the_service_s_own_pods(others, room):
-    made = world(gpu("H100"), there=(node("a", H100, whole(2)),))
+    made = harness(gpu("H100"), there=(node("a", H100, whole(2)),))
     made.settle()
     observed = made.observed()
     mine = pod("a", "mine", uid=observed.meta.uid, gpu=1)
@@ -217,7 +217,7 @@ def test_surge_room_excludes_places_of_the_service_s_own_pods(others, room):
 
 @pytest.mark.parametrize(("gpus", "cordoned", "strategy"), [(2, False, "Surge"), (1, False, "Replace"), (1, True, "Surge")])
 def test_rollout_surges_into_a_free_place_and_replaces_otherwise(gpus, cordoned, strategy):
-    made = world(gpu("H100"), there=(node("a", H100, whole(gpus)),))
+    made = harness(gpu("H100"), there=(node("a", H100, whole(gpus)),))
     made.settle()
     bind(made)
     mine = pod("a", "mine", uid=made.observed().meta.uid, gpu=1)
@@ -229,7 +229,7 @@ def test_rollout_surges_into_a_free_place_and_replaces_otherwise(gpus, cordoned,
 
 def test_a_published_model_needs_no_inspection():
     for uri in (LLAMA8, TINY):
-        made = World(accelerators=[mig("3g.40gb")], engine=ENGINE, model={"uri": uri})
+        made = Harness(accelerators=[mig("3g.40gb")], engine=ENGINE, model={"uri": uri})
         made.fleet = fleet(MIXED)
         placed = made.plan().placement
         assert placed is not None

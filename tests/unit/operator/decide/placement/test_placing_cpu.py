@@ -12,10 +12,10 @@ from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.watch.caches import Caches, InventoryView
-from support.worlds.fake_scheduler import refuse
-from support.worlds.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
-from support.worlds.placing import ENGINE, bind, inspected, placement, template
-from support.worlds.world import World
+from support.harness.fake_scheduler import refuse
+from support.harness.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
+from support.harness.harness import Harness
+from support.harness.placing import ENGINE, bind, inspected, placement, template
 
 UNHEARD_OF = "hf://nobody/has-heard-of"
 LACKS = "0/3 nodes are available: 3 Insufficient cpu."
@@ -26,8 +26,8 @@ def cores(count, memory="1Gi", **more):
     return {"cpu": {"cores": count, "memory": memory}, **more}
 
 
-def world(*accelerators, model="pvc://models/tiny", there=(), **spec):
-    made = World(accelerators=list(accelerators), **{"engine": ENGINE, **spec}, model={"uri": model})
+def harness(*accelerators, model="pvc://models/tiny", there=(), **spec):
+    made = Harness(accelerators=list(accelerators), **{"engine": ENGINE, **spec}, model={"uri": model})
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     made.fleet = fleet(*there) if isinstance(there, tuple) else there
     return made
@@ -41,7 +41,7 @@ def message(made, condition="Reconciling"):
 
 
 def test_model_larger_than_the_memory_of_its_entry_stalls_without_a_pod():
-    made = world(cores("8", "1Gi"), model=LLAMA8)
+    made = harness(cores("8", "1Gi"), model=LLAMA8)
     made.settle()
     assert made.reason() == "NoAccelerator"
     assert "cpu[0]: needs 16.0 GiB for weights + 1 request at 4,096 tokens, has 1.0 GiB" in message(made, "Stalled")
@@ -54,7 +54,7 @@ def test_model_larger_than_the_memory_of_its_entry_stalls_without_a_pod():
 
 
 def test_entry_that_never_fits_on_cpu_is_passed_over():
-    made = world(cores("8", "1Gi"), gpu("H100"), model=LLAMA8, there=EMPTY)
+    made = harness(cores("8", "1Gi"), gpu("H100"), model=LLAMA8, there=EMPTY)
     made.settle()
     assert (placement(made)["chosen"], placement(made)["rejected"][0]["accelerator"]) == ("gpu[1]", "cpu[0]")
 
@@ -70,20 +70,20 @@ def test_entry_that_never_fits_on_cpu_is_passed_over():
     ],
 )
 def test_one_request_must_fit_not_max_concurrency(engine, memory):
-    made = world(cores("8", memory), model=LLAMA8, engine=engine)
+    made = harness(cores("8", memory), model=LLAMA8, engine=engine)
     made.settle()
     assert (placement(made)["chosen"], made.reason()) == ("cpu[0]", "Scheduling")
 
 
 @pytest.mark.parametrize("engine", [{"maxModelLen": 131_072}, {"kvCache": {"size": "20Gi"}}, {"dtype": "float32"}])
 def test_a_longer_request_a_larger_cache_and_wider_weights_need_more(engine):
-    made = world(cores("8", "24Gi"), model=LLAMA8, engine={"maxConcurrency": 1, **engine})
+    made = harness(cores("8", "24Gi"), model=LLAMA8, engine={"maxConcurrency": 1, **engine})
     made.settle()
     assert made.reason() == "NoAccelerator"
 
 
 def test_running_service_is_not_judged_again(monkeypatch):
-    made = world(cores("8", "32Gi"), model=LLAMA8)
+    made = harness(cores("8", "32Gi"), model=LLAMA8)
     made.settle()
     bind(made)
     made.api.journal.clear()
@@ -97,7 +97,7 @@ def test_running_service_is_not_judged_again(monkeypatch):
 
 
 def test_shortage_of_cores_waits_with_a_pending_pod_and_a_reason():
-    made = world(cores("1000"))
+    made = harness(cores("1000"))
     made.sizes = largest(parse_node(plain_node(name, count)) for name, count in (("a", "64"), ("b", "8")))
     made.settle()
     assert (len(made.api.of(PODS)), made.reason()) == (1, "Scheduling")
@@ -111,7 +111,7 @@ def test_shortage_of_cores_waits_with_a_pending_pod_and_a_reason():
 
 
 def test_wait_on_cpu_writes_nothing_and_survives_a_restart():
-    made = world(CPU)
+    made = harness(CPU)
     made.settle()
     refuse(made, words=LACKS)
     assert LACKS in message(made)
@@ -126,21 +126,21 @@ def test_wait_on_cpu_writes_nothing_and_survives_a_restart():
 
 @pytest.mark.parametrize("words", ["no nodes available to schedule pods", "0/1 nodes are available: 1 Too many pods."])
 def test_lack_of_nodes_or_pod_slots_is_waited_for_too(words):
-    made = world(CPU)
+    made = harness(CPU)
     made.settle()
     refuse(made, words=words)
     assert (made.reason(), words in message(made)) == ("WaitingForCapacity", True)
 
 
 def test_a_missing_volume_is_no_lack_of_room():
-    made = world(CPU)
+    made = harness(CPU)
     made.settle()
     refuse(made, words='0/3 nodes are available: persistentvolumeclaim "models" not found.')
     assert (made.reason(), "waiting" in placement(made)) == ("Scheduling", False)
 
 
 def test_service_scaled_from_zero_waits_for_the_node_added_for_its_pod():
-    made = world(CPU)
+    made = harness(CPU)
     made.settle()
     bind(made)
     made.edit(replicas=0)
@@ -153,7 +153,7 @@ def test_service_scaled_from_zero_waits_for_the_node_added_for_its_pod():
 
 
 def test_cpu_entry_without_a_node_is_given_up_after_fallback_after():
-    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
+    made = harness(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
     made.settle()
     refuse(made, words=LACKS)
     assert (placement(made)["waiting"]["accelerator"], made.run().again) == ("cpu[0]", 300)
@@ -168,7 +168,7 @@ def test_cpu_entry_without_a_node_is_given_up_after_fallback_after():
 
 
 def test_given_up_entry_is_not_tried_again_during_an_inspection():
-    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made = harness(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100"), model=UNHEARD_OF, there=EMPTY)
     made.settle()
     for _ in range(2):
         refuse(made, words=LACKS)
@@ -191,7 +191,7 @@ def test_given_up_entry_is_not_tried_again_during_an_inspection():
     ("reason", "words"), [("SchedulerError", "timeout"), ("Unschedulable", "0/3 nodes are available: 3 node(s) were unschedulable.")]
 )
 def test_changed_scheduler_message_does_not_restart_a_wait(reason, words):
-    made = world(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
+    made = harness(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi"))
     made.settle()
     refuse(made, words=LACKS)
     since = placement(made)["waiting"]["since"]
@@ -212,7 +212,7 @@ def say(made, reason, words):
 
 
 def test_a_rollout_on_a_full_cluster_waits_for_its_own_old_replicas_and_leaves_no_entry_for_them():
-    made = world(CPU | {"fallbackAfter": "1m"}, cores("4", "16Gi"), replicas=2)
+    made = harness(CPU | {"fallbackAfter": "1m"}, cores("4", "16Gi"), replicas=2)
     made.settle()
     bind(made)
     for body in made.api.of(PODS):
@@ -228,7 +228,7 @@ def test_a_rollout_on_a_full_cluster_waits_for_its_own_old_replicas_and_leaves_n
 
 
 def test_additional_replica_without_a_node_moves_no_service():
-    made = world(CPU | {"fallbackAfter": "1m"}, cores("4"), replicas=1)
+    made = harness(CPU | {"fallbackAfter": "1m"}, cores("4"), replicas=1)
     made.settle()
     bind(made)
     made.edit(replicas=2)
@@ -250,7 +250,7 @@ def inspections(made):
 
 @pytest.mark.parametrize("entries", [[CPU], [CPU, gpu("H100")], [CPU | {"fallbackAfter": "5m"}, gpu("H100")]])
 def test_service_on_cpu_is_not_inspected(entries):
-    made = world(*entries, model=UNHEARD_OF, there=EMPTY)
+    made = harness(*entries, model=UNHEARD_OF, there=EMPTY)
     made.settle()
     assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
     refuse(made, words=LACKS)
@@ -262,14 +262,14 @@ def test_entries_after_an_endless_wait_on_cpu_are_not_judged(monkeypatch):
     monkeypatch.setattr(
         "pagoda_operator.decide.placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand)
     )
-    made = world(CPU, gpu("H100"), there=EMPTY)
+    made = harness(CPU, gpu("H100"), there=EMPTY)
     made.run()
     assert asked
     assert all(one.cpu is not None for one in asked)
 
 
 def test_service_that_falls_back_from_cpu_to_devices_is_inspected_then():
-    made = world(CPU | {"fallbackAfter": "5m"}, gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made = harness(CPU | {"fallbackAfter": "5m"}, gpu("H100"), model=UNHEARD_OF, there=EMPTY)
     made.settle()
     refuse(made, words=LACKS)
     since = placement(made)["waiting"]["since"]
@@ -283,14 +283,14 @@ def test_service_that_falls_back_from_cpu_to_devices_is_inspected_then():
 
 
 def test_device_changes_do_not_requeue_a_service_that_waits_for_cores():
-    told = []
-    made = world(CPU)
+    reported = []
+    made = harness(CPU)
     made.settle()
     refuse(made, words=LACKS)
-    triggers = SimpleNamespace(waits=lambda _key, *, waiting: told.append(waiting))
+    triggers = SimpleNamespace(waits=lambda _key, *, waiting: reported.append(waiting))
     made.operator._dependencies = replace(made.operator._dependencies, triggers=triggers)
     made.run()
-    assert told == [False]
+    assert reported == [False]
 
 
 # The largest nodes
@@ -305,7 +305,7 @@ def cpu(count, memory):
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "told"),
+    ("there", "asked", "reported"),
     [
         (sizes(("64", "512Gi")), cpu("64", "512Gi"), ""),
         (sizes(("64", "512Gi")), cpu("65", "1Gi"), "needs 65 cores on one node, but the largest node has 64 cores"),
@@ -318,8 +318,8 @@ def cpu(count, memory):
         ((), cpu("8", "32Gi"), ""),
     ],
 )
-def test_node_sizes_are_reported_in_round_numbers(there, asked, told):
-    assert too_small(there, asked) == told
+def test_node_sizes_are_reported_in_round_numbers(there, asked, reported):
+    assert too_small(there, asked) == reported
 
 
 def test_a_thousand_nodes_are_summarised_once_in_a_few_sizes():

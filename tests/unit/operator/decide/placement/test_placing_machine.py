@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
+from support.harness.fake_scheduler import refuse
+from support.harness.fleets import A100_80, CPU, H100, TINY, cut, fleet, gpu, mig, node, pod, whole
+from support.harness.harness import Harness
 from support.kube.fake_api import is_ready, running, waiting
 from support.suite.profiles import examples
-from support.worlds.fake_scheduler import refuse
-from support.worlds.fleets import A100_80, CPU, H100, TINY, cut, fleet, gpu, mig, node, pod, whole
-from support.worlds.world import World
 
 BUSY = pod("a", gpu=8)
 FLEETS = {
@@ -43,82 +43,82 @@ class Placements(RuleBasedStateMachine):
     @initialize(entries=st.sampled_from(LISTS), there=st.sampled_from(sorted(FLEETS)))
     def start(self, entries: list[Any], there: str) -> None:
         engine = {"maxModelLen": 4096, "maxConcurrency": 8}
-        self.world = World(accelerators=entries, model={"uri": TINY}, engine=engine)
+        self.harness = Harness(accelerators=entries, model={"uri": TINY}, engine=engine)
         images = {"daemon": "d:1", "fetch": "f:1"}
-        self.world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
-        self.world.fleet = FLEETS[there]
-        self.world.api.before_write = self.judge
-        self.world.settle()
+        self.harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
+        self.harness.fleet = FLEETS[there]
+        self.harness.api.before_write = self.judge
+        self.harness.settle()
 
     def judge(self, verb: str, kind: str, name: str) -> None:
         if kind == DEPLOYMENTS.kind and verb == "delete":
-            live = next(body for body in self.world.api.of(DEPLOYMENTS) if body["metadata"]["name"] == name)
-            mine = [one for one in self.world.api.of(PODS) if one["metadata"]["ownerReferences"][0]["uid"] == live["metadata"]["uid"]]
+            live = next(body for body in self.harness.api.of(DEPLOYMENTS) if body["metadata"]["name"] == name)
+            mine = [one for one in self.harness.api.of(PODS) if one["metadata"]["ownerReferences"][0]["uid"] == live["metadata"]["uid"]]
             assert not any(map(is_ready, mine)), f"{name} was deleted under ready pods"
 
     def placement(self) -> dict[str, Any]:
-        told: dict[str, Any] = self.world.api.of(SERVICES)[0]["status"]["placement"]
-        return told
+        reported: dict[str, Any] = self.harness.api.of(SERVICES)[0]["status"]["placement"]
+        return reported
 
     def home(self) -> tuple[str, str]:
-        told = self.placement()
-        return told.get("chosen", ""), told.get("device", "")
+        reported = self.placement()
+        return reported.get("chosen", ""), reported.get("device", "")
 
     def runs(self) -> bool:
-        return any(map(is_ready, self.world.api.of(PODS)))
+        return any(map(is_ready, self.harness.api.of(PODS)))
 
     @rule(there=st.sampled_from(sorted(FLEETS)))
     def shift(self, there: str) -> None:
         before = self.home() if self.runs() else None
-        serving = sum(map(is_ready, self.world.api.of(PODS)))
-        self.world.fleet = FLEETS[there]
-        self.world.settle()
+        serving = sum(map(is_ready, self.harness.api.of(PODS)))
+        self.harness.fleet = FLEETS[there]
+        self.harness.settle()
         if before is not None:
-            assert (self.home(), sum(map(is_ready, self.world.api.of(PODS)))) == (before, serving)
+            assert (self.home(), sum(map(is_ready, self.harness.api.of(PODS)))) == (before, serving)
 
     @rule(minutes=st.integers(0, 7))
     def pass_time(self, minutes: int) -> None:
         before = self.home() if self.runs() else None
-        self.world.later += timedelta(minutes=minutes)
-        self.world.settle()
+        self.harness.later += timedelta(minutes=minutes)
+        self.harness.settle()
         assert before in (None, self.home())
 
     @rule(entries=st.sampled_from(LISTS))
     def edit(self, entries: list[Any]) -> None:
-        self.world.edit(accelerators=entries)
-        self.world.settle()
+        self.harness.edit(accelerators=entries)
+        self.harness.settle()
 
     @rule(replicas=st.integers(0, 2))
     def scale(self, replicas: int) -> None:
-        self.world.edit(replicas=replicas)
-        self.world.settle()
+        self.harness.edit(replicas=replicas)
+        self.harness.settle()
 
     @rule()
     def serve(self) -> None:
         for _ in range(2):
-            for body in self.world.api.of(PODS):
+            for body in self.harness.api.of(PODS):
                 body["status"] = running(ready=True)
-            self.world.settle()
+            self.harness.settle()
 
     @rule()
     def fail(self) -> None:
-        for body in self.world.api.of(PODS):
+        for body in self.harness.api.of(PODS):
             body["status"] = waiting("ErrImagePull")
-        self.world.settle()
+        self.harness.settle()
 
     @rule()
     def refuse(self) -> None:
-        refuse(self.world, words="0/3 nodes are available: 3 Insufficient cpu.")
+        refuse(self.harness, words="0/3 nodes are available: 3 Insufficient cpu.")
 
     @invariant()
     def nothing_is_written_at_rest_nor_by_a_new_process(self) -> None:
-        if not hasattr(self, "world"):
+        if not hasattr(self, "harness"):
             return
-        written = len(self.world.api.journal)
-        self.world.restart()
-        self.world.run()
-        self.world.api.control()
-        assert self.world.api.journal[written:] == []
+        written = len(self.harness.api.journal)
+        self.harness.restart()
+        self.harness.run()
+        self.harness.api.control()
+        assert self.harness.api.journal[written:] == []
 
 
 TestPlacements = pytest.mark.deep(Placements.TestCase)

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
-from support.worlds.fake_scheduler import NO_ROOM as WORDS
-from support.worlds.fake_scheduler import refuse, refuse_once
-from support.worlds.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
-from support.worlds.placing import bind, placement, world
+from support.harness.fake_scheduler import NO_ROOM as WORDS
+from support.harness.fake_scheduler import refuse, refuse_once
+from support.harness.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
+from support.harness.placing import bind, harness, placement
 
 EMPTY_NODES = node("a", H100, whole(8)), node("b", H200, whole(8))
 EMPTY = fleet(*EMPTY_NODES)
@@ -15,7 +15,7 @@ EMPTY = fleet(*EMPTY_NODES)
 
 @pytest.fixture
 def made():
-    it = world(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), CPU, there=EMPTY)
+    it = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), CPU, there=EMPTY)
     it.settle()
     refuse(it)
     return it
@@ -69,14 +69,14 @@ def test_service_scheduled_in_time_stays(made):
 
 
 def test_without_another_entry_the_scheduler_s_message_is_the_reason():
-    made = world(gpu("H100", fallbackAfter="1m"), there=EMPTY)
+    made = harness(gpu("H100", fallbackAfter="1m"), there=EMPTY)
     made.settle()
     refuse(made)
     assert (placement(made)["chosen"], "waiting" in placement(made), made.reason()) == ("gpu[0]", False, "Scheduling")
 
 
 def test_pod_with_a_scheduling_gate_was_not_refused():
-    made = world(gpu("H100", fallbackAfter="1m"), CPU, there=EMPTY)
+    made = harness(gpu("H100", fallbackAfter="1m"), CPU, there=EMPTY)
     made.settle()
     refuse(made, reason="SchedulingGated", words="Scheduling is blocked due to non-empty scheduling gates")
     made.later += timedelta(hours=1)
@@ -98,12 +98,12 @@ def lose(made):
 @pytest.mark.parametrize("words", [WORDS, ""])
 @pytest.mark.parametrize("others", [(), (pod("a", gpu=1),)])
 def test_service_that_ran_falls_back_once_and_does_not_alternate(words, others):
-    made = world(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
+    made = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
     made.settle()
     bind(made)
     lose(made)
     made.fleet = fleet(*ONE, pods=others)
-    told = ["gpu[0]"]
+    reported = ["gpu[0]"]
     for _ in range(20):
         made.later += timedelta(seconds=20)
         for _ in range(4):
@@ -111,11 +111,11 @@ def test_service_that_ran_falls_back_once_and_does_not_alternate(words, others):
                 refuse_once(made, words)
             made.run()
             made.api.control()
-            told += [placement(made)["chosen"]] * (placement(made)["chosen"] != told[-1])
+            reported += [placement(made)["chosen"]] * (placement(made)["chosen"] != reported[-1])
     moved = bool(words or others)
-    assert told == ["gpu[0]", "gpu[1]"][: 1 + moved]
+    assert reported == ["gpu[0]", "gpu[1]"][: 1 + moved]
     bind(made)
-    assert (made.reason(), len(made.api.of(DEPLOYMENTS)), placement(made)["chosen"]) == ("Available", 1, told[-1])
+    assert (made.reason(), len(made.api.of(DEPLOYMENTS)), placement(made)["chosen"]) == ("Available", 1, reported[-1])
 
 
 TIGHT = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector."
@@ -125,7 +125,7 @@ CLAIMED = "0/2 nodes are available: 1 cannot allocate all claims, 1 node(s) didn
 @pytest.fixture
 def draining():
     """The only replica is on its way out, on the only H100; its successor finds no node."""
-    it = world(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
+    it = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
     it.settle()
     bind(it)
     uid = it.observed().meta.uid
@@ -193,7 +193,7 @@ SLICED = [node(product.product.lower(), product, *(cut(1, **{size: 1}) for size 
 
 def test_scheduler_verdicts_are_kept_if_reasons_exceed_the_status():
     entries = mig(least="200Gi"), mig(least="201Gi"), gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m")
-    made = world(*entries, there=fleet(*SLICED, *EMPTY_NODES))
+    made = harness(*entries, there=fleet(*SLICED, *EMPTY_NODES))
     made.settle()
     refuse(made)
     made.tick()
@@ -201,14 +201,18 @@ def test_scheduler_verdicts_are_kept_if_reasons_exceed_the_status():
     refuse(made)
     made.tick()
     made.settle()
-    told = placement(made)["rejected"]
-    assert (len(told), told[-1], WORDS in told[-2]["why"]) == (32, {"accelerator": "others", "why": "2 more reasons are left out"}, True)
+    reported = placement(made)["rejected"]
+    assert (len(reported), reported[-1], WORDS in reported[-2]["why"]) == (
+        32,
+        {"accelerator": "others", "why": "2 more reasons are left out"},
+        True,
+    )
     assert (placement(made)["chosen"], placement(made)["waiting"]["accelerator"]) == ("gpu[3]", "gpu[3]")
 
 
 @pytest.mark.parametrize("more", [{}, {"fallbackAfter": "1m"}])
 def test_another_class_of_the_same_entry_is_tried_where_one_is_refused(more):
-    made = world(mig(least="1Gi", **more), CPU, there=(node("a", H100, cut(2, p2g_20gb=1, p1g_10gb=2)),))
+    made = harness(mig(least="1Gi", **more), CPU, there=(node("a", H100, cut(2, p2g_20gb=1, p1g_10gb=2)),))
     made.settle()
     assert placement(made)["device"] == "mig-1g.10gb, 9.8 GiB"
     refuse(made)

@@ -12,10 +12,10 @@ from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.pools import FORGET_S, STALE_S, gone, read, seen, with_published, written
 from pagoda_operator.run.node_pools import NodePools, with_gone
+from support.harness.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
+from support.harness.harness import Harness
+from support.harness.placing import ENGINE, placement
 from support.kube.fake_api import FakeApi, running
-from support.worlds.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
-from support.worlds.placing import ENGINE, placement
-from support.worlds.world import World
 
 NAMED = "ip-10-0-0-"
 MINE = "pagoda-system"
@@ -170,7 +170,7 @@ def test_as_many_pools_as_are_kept_fit_into_their_map_whatever_drivers_say():
     pairs = [by_driver(number, pool=str(number)) for number in range(40)]
     for _, piece in pairs:
         kinds = [{"productName": {"string": str(kind)}, **attributes} for kind in range(20)]
-        piece["spec"]["devices"] = [{"name": f"d-{kind}", "attributes": told} for kind, told in enumerate(kinds)]
+        piece["spec"]["devices"] = [{"name": f"d-{kind}", "attributes": reported} for kind, reported in enumerate(kinds)]
     pools = seen({}, worn(*pairs), 0.0)
     assert len(pools) == 32
     assert len(written(pools)) < 2**20
@@ -180,9 +180,9 @@ def test_as_many_pools_as_are_kept_fit_into_their_map_whatever_drivers_say():
 @pytest.mark.parametrize("devices", ["x", [1], [{}], [{"driver": "d", "count": "x", "attributes": {}, "capacity": {}}], None, 5])
 def test_devices_that_are_not_ours_to_read_are_nothing(devices):
     text = written(seen({}, worn(by_driver(1)), 0.0))
-    (name, told), *_ = json.loads(text).items()
+    (name, reported), *_ = json.loads(text).items()
     assert read(text)
-    assert read(json.dumps({name: told | {"published": devices}})) == {}
+    assert read(json.dumps({name: reported | {"published": devices}})) == {}
 
 
 # What a service is told
@@ -190,7 +190,7 @@ def test_devices_that_are_not_ours_to_read_are_nothing(devices):
 
 def asleep(*accelerators, replicas=0, model=TINY, **spec):
     """Lived on an H100 node that is gone now, as is remembered."""
-    made = World(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, replicas=1, **spec)
+    made = Harness(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, replicas=1, **spec)
     made.fleet = fleet(h100(1))
     made.settle()
     for body in made.api.of(PODS):
@@ -231,7 +231,7 @@ GONE = with_gone(Inventory(), gone(seen({}, worn(by_driver(1, whole(8)), by_driv
     ],
 )
 def test_a_service_waits_for_dra_devices_of_a_gone_pool_and_gets_them(entry, where):
-    made = World(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
+    made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
     made.fleet = GONE
     made.settle()
     assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForCapacity", 1)
@@ -253,14 +253,14 @@ def test_a_service_waits_for_dra_devices_of_a_gone_pool_and_gets_them(entry, whe
     ],
 )
 def test_what_no_driver_ever_published_is_stalled(entry):
-    made = World(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
+    made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
     made.fleet = GONE
     made.settle()
     assert made.reason() == "NoAccelerator"
 
 
 def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
-    made = World(accelerators=[gpu("H100", fallbackAfter="5m"), CPU], engine=ENGINE, model={"uri": TINY})
+    made = Harness(accelerators=[gpu("H100", fallbackAfter="5m"), CPU], engine=ENGINE, model={"uri": TINY})
     made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     made.settle()
     assert (made.reason(), placement(made)["chosen"]) == ("WaitingForCapacity", "gpu[0]")
@@ -274,7 +274,7 @@ def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
     [(gpu("A100"), TINY, "no node offers a whole GPU A100"), (mig("1g.10gb"), TINY, "no node offers"), (gpu("H100"), LLAMA70, "needs")],
 )
 def test_what_no_node_ever_seen_could_do_is_still_stalled(entry, model, why):
-    made = World(accelerators=[entry], engine=ENGINE, model={"uri": model})
+    made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": model})
     made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     made.settle()
     assert made.reason() == "NoAccelerator"

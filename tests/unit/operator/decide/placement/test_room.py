@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.placement.place import GROWS_S, placeable
+from support.harness.fleets import A100_80, CPU, H100, TINY, fleet, gpu, node, pod, whole
+from support.harness.harness import Harness
+from support.harness.placing import ENGINE
 from support.kube.fake_api import running
-from support.worlds.fleets import A100_80, CPU, H100, TINY, fleet, gpu, node, pod, whole
-from support.worlds.placing import ENGINE
-from support.worlds.world import World
 
 LONG_AGO = "2025-06-01T00:00:00Z"
 HOURS_AGO = "2025-12-31T20:00:00Z"
@@ -20,9 +20,9 @@ def h100(name, count, joined=LONG_AGO, **more):
     return body
 
 
-def world(*accelerators, replicas=2):
+def harness(*accelerators, replicas=2):
     """Two replicas that have nodes."""
-    made = World(accelerators=list(accelerators or [gpu("H100")]), engine=ENGINE, model={"uri": TINY}, replicas=replicas)
+    made = Harness(accelerators=list(accelerators or [gpu("H100")]), engine=ENGINE, model={"uri": TINY}, replicas=replicas)
     made.fleet = fleet(h100("a", 8))
     made.settle()
     for body in made.api.of(PODS):
@@ -38,27 +38,27 @@ def count(made, *nodes, pods=()):
 
 @pytest.mark.parametrize(("others", "free"), [(0, 6), (5, 1), (6, 0)])
 def test_replicas_with_a_place_and_places_that_others_leave(others, free):
-    made = world()
+    made = harness()
     uid = made.observed().meta.uid
     mine = [pod("a", f"mine-{n}", uid=uid, gpu=1) for n in range(2)]
     assert count(made, h100("a", 8), pods=(*mine, *[pod("a", f"other-{n}", gpu=1) for n in range(others)])) == 2 + free
 
 
 def test_other_products_and_cordoned_nodes_are_not_counted_as_places():
-    made = world(gpu("H100"))
+    made = harness(gpu("H100"))
     other = node("b", A100_80, whole(8))
     assert count(made, h100("a", 2), other, h100("c", 8, cordoned=True), pods=[pod("a", gpu=2)]) == 2
 
 
 def test_a_replica_that_waits_has_no_place():
-    made = world()
+    made = harness()
     made.edit(replicas=3)
     made.settle()
     assert count(made, h100("a", 2), pods=[pod("a", gpu=2)]) == 2
 
 
 def test_places_are_unknown_while_nodes_are_added():
-    made = world()
+    made = harness()
     assert GROWS_S == 24 * 3600
     assert count(made, h100("a", 2), h100("b", 2, joined=HOURS_AGO)) is None
     made.later += timedelta(seconds=GROWS_S)
@@ -66,7 +66,7 @@ def test_places_are_unknown_while_nodes_are_added():
 
 
 def test_places_are_unknown_on_cpu_without_a_revision_and_without_such_devices():
-    assert count(world(CPU), h100("a", 2)) is None
-    fresh = World(accelerators=[gpu("H100")], engine=ENGINE, model={"uri": TINY})
+    assert count(harness(CPU), h100("a", 2)) is None
+    fresh = Harness(accelerators=[gpu("H100")], engine=ENGINE, model={"uri": TINY})
     assert count(fresh, h100("a", 2)) is None
-    assert count(world()) is None
+    assert count(harness()) is None

@@ -5,15 +5,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE
+from support.harness.fake_daemons import FakeDaemons
+from support.harness.quota import QuotaHarness
 from support.suite.profiles import examples
-from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.quota import QuotaWorld
 
 # The default of spec.drain.timeout.
 DRAIN_S = 30
 
 
-class Served(QuotaWorld):
+class Served(QuotaHarness):
     """Replicas have daemons; one that drains is not Ready. Each that a ReplicaSet takes is judged."""
 
     def __init__(self):
@@ -50,81 +50,81 @@ class Served(QuotaWorld):
 
 
 def serving(replicas, cap):
-    world = Served()
-    world.cap(cap, "ns")
-    key = world.serve("ns", replicas)
-    world.round(key, 6)
-    assert (world.replicas(key), len(world.staying), world.draining(), world.daemons.told) == (replicas, replicas, [], [])
-    for pod in world.staying:
-        world.daemons.of(pod).in_flight = 1
-    return world, key
+    harness = Served()
+    harness.cap(cap, "ns")
+    key = harness.serve("ns", replicas)
+    harness.round(key, 6)
+    assert (harness.replicas(key), len(harness.staying), harness.draining(), harness.daemons.reported) == (replicas, replicas, [], [])
+    for pod in harness.staying:
+        harness.daemons.of(pod).in_flight = 1
+    return harness, key
 
 
 @pytest.mark.parametrize(("replicas", "cap"), [(1, 0), (2, 1), (3, 1)])
 def test_shrunk_quota_drains_the_replicas_that_it_removes(replicas, cap):
-    world, key = serving(replicas, replicas)
-    world.recap(cap)
-    world.round(key, 5)
-    going, too_many = world.draining(), replicas - cap
+    harness, key = serving(replicas, replicas)
+    harness.recap(cap)
+    harness.round(key, 5)
+    going, too_many = harness.draining(), replicas - cap
     names = {pod["metadata"]["name"] for pod in going}
     assert len(going) == too_many
-    assert {world.deadline(pod) for pod in going} == {int(world.now_ms() + DRAIN_S * 1000)}
-    assert set(world.daemons.told) == {(name, "drain") for name in names}
-    assert all(world.daemons.of(pod).draining for pod in going)
-    assert (world.replicas(key), len(world.staying), world.taken) == (replicas, replicas, [])
-    assert world.condition(key, "Stalled")["reason"] == "QuotaExceeded"
+    assert {harness.deadline(pod) for pod in going} == {int(harness.now_ms() + DRAIN_S * 1000)}
+    assert set(harness.daemons.reported) == {(name, "drain") for name in names}
+    assert all(harness.daemons.of(pod).draining for pod in going)
+    assert (harness.replicas(key), len(harness.staying), harness.taken) == (replicas, replicas, [])
+    assert harness.condition(key, "Stalled")["reason"] == "QuotaExceeded"
     for pod in going:
-        assert world.replicas(key) > cap
-        world.daemons.of(pod).in_flight = 0
-        world.round(key, 3)
-    assert (world.replicas(key), set(world.taken)) == (cap, names)
-    assert [world.daemons.of(pod).in_flight for pod in world.staying] == [1] * cap  # who stays has lost nothing
+        assert harness.replicas(key) > cap
+        harness.daemons.of(pod).in_flight = 0
+        harness.round(key, 3)
+    assert (harness.replicas(key), set(harness.taken)) == (cap, names)
+    assert [harness.daemons.of(pod).in_flight for pod in harness.staying] == [1] * cap  # who stays has lost nothing
 
 
 def test_pod_is_annotated_before_its_daemon_drains_and_ranked_before_the_scale_down():
-    world, key = serving(2, 2)
-    world.recap(1)
+    harness, key = serving(2, 2)
+    harness.recap(1)
     first = frozenset((ANNOTATION_DRAIN_DEADLINE,))
-    runs = [seen_after_a_run(world, key) for _ in range(5)]
+    runs = [seen_after_a_run(harness, key) for _ in range(5)]
     assert list(dict.fromkeys(runs)) == [(first, False, 2), (first, True, 2)]
-    (pod,) = world.draining()
-    world.daemons.of(pod).in_flight = 0
-    runs = [seen_after_a_run(world, key) for _ in range(3)]
+    (pod,) = harness.draining()
+    harness.daemons.of(pod).in_flight = 0
+    runs = [seen_after_a_run(harness, key) for _ in range(3)]
     both = frozenset((ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST))
     assert list(dict.fromkeys(runs)) == [(both, True, 2), (both, True, 1)]
 
 
-def seen_after_a_run(world, key):
+def seen_after_a_run(harness, key):
     """What stands on the one that goes, whether its daemon was told, and what the Deployment wants."""
-    world.run(key)
-    (pod,) = world.draining()
+    harness.run(key)
+    (pod,) = harness.draining()
     ours = frozenset(pod["metadata"]["annotations"]) & {ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST}
-    return ours, bool(world.daemons.told), world.replicas(key)
+    return ours, bool(harness.daemons.reported), harness.replicas(key)
 
 
 def test_request_longer_than_the_drain_timeout_does_not_delay_the_quota():
-    world, key = serving(1, 1)
-    world.recap(0)
-    world.round(key, 3)
-    world.later += DRAIN_S - 1
-    world.round(key, 3)
-    assert (world.replicas(key), world.taken) == (1, [])
-    world.later += 1
-    world.round(key, 3)
-    assert (world.replicas(key), len(world.taken)) == (0, 1)
+    harness, key = serving(1, 1)
+    harness.recap(0)
+    harness.round(key, 3)
+    harness.later += DRAIN_S - 1
+    harness.round(key, 3)
+    assert (harness.replicas(key), harness.taken) == (1, [])
+    harness.later += 1
+    harness.round(key, 3)
+    assert (harness.replicas(key), len(harness.taken)) == (0, 1)
 
 
 def test_quota_that_grows_again_cancels_the_drain():
-    world, key = serving(2, 2)
-    before = {pod["metadata"]["uid"] for pod in world.staying}
-    world.recap(1)
-    world.round(key, 3)
-    (pod,) = world.draining()
-    world.recap(2)
-    world.round(key, 4)
-    assert {pod["metadata"]["uid"] for pod in world.staying} == before
-    assert (world.replicas(key), world.draining(), world.daemons.of(pod).draining, world.taken) == (2, [], False, [])
-    assert world.condition(key)["reason"] == "Available"
+    harness, key = serving(2, 2)
+    before = {pod["metadata"]["uid"] for pod in harness.staying}
+    harness.recap(1)
+    harness.round(key, 3)
+    (pod,) = harness.draining()
+    harness.recap(2)
+    harness.round(key, 4)
+    assert {pod["metadata"]["uid"] for pod in harness.staying} == before
+    assert (harness.replicas(key), harness.draining(), harness.daemons.of(pod).draining, harness.taken) == (2, [], False, [])
+    assert harness.condition(key)["reason"] == "Available"
 
 
 class Shrinks(RuleBasedStateMachine):
@@ -132,59 +132,59 @@ class Shrinks(RuleBasedStateMachine):
 
     @initialize(cap=st.integers(0, 4))
     def start(self, cap):
-        self.world = Served()
-        self.world.cap(cap, "ns")
-        self.keys = [self.world.serve("ns", 2), self.world.serve("ns", 2)]
+        self.harness = Served()
+        self.harness.cap(cap, "ns")
+        self.keys = [self.harness.serve("ns", 2), self.harness.serve("ns", 2)]
         self.look(5)
 
     @rule(cap=st.integers(0, 4))
     def people_change_the_quota(self, cap):
-        self.world.recap(cap)
+        self.harness.recap(cap)
 
     @rule(data=st.data())
     def a_request_lands(self, data):
-        if pods := self.world.daemons.routable():
-            self.world.daemons.of(data.draw(st.sampled_from(pods))).in_flight += 1
+        if pods := self.harness.daemons.routable():
+            self.harness.daemons.of(data.draw(st.sampled_from(pods))).in_flight += 1
 
     @rule(data=st.data())
     def a_request_ends(self, data):
-        if busy := [pod for pod in self.world.staying if self.world.daemons.of(pod).in_flight]:
-            self.world.daemons.of(data.draw(st.sampled_from(busy))).in_flight -= 1
+        if busy := [pod for pod in self.harness.staying if self.harness.daemons.of(pod).in_flight]:
+            self.harness.daemons.of(data.draw(st.sampled_from(busy))).in_flight -= 1
 
     @rule(seconds=st.sampled_from([1, 10, 31]))
     def time_passes(self, seconds):
-        self.world.later += seconds
+        self.harness.later += seconds
 
     @rule()
     def an_operator_follows(self):
-        self.world.restart()
+        self.harness.restart()
 
     @rule(which=st.integers(0, 1))
     def reconcile(self, which):
-        self.world.run(self.keys[which])
+        self.harness.run(self.keys[which])
 
     @rule()
     def control(self):
-        self.world.control()
+        self.harness.control()
 
     @rule(times=st.integers(1, 3))
     def look(self, times):
         for _ in range(times):
             for key in self.keys:
-                self.world.round(key)
+                self.harness.round(key)
 
     def teardown(self):
         """Requests end: as many serve as the quota allows, and nobody drains."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "harness"):
             return
         for _ in range(12):
-            for pod in self.world.staying:
-                self.world.daemons.of(pod).in_flight = 0
+            for pod in self.harness.staying:
+                self.harness.daemons.of(pod).in_flight = 0
             self.look(1)
-        (quota,) = self.world.seen()
+        (quota,) = self.harness.seen()
         allowed = sum(quota.caps.values())
-        assert sum(map(self.world.replicas, self.keys)) == min(4, allowed) == len(self.world.staying)
-        assert self.world.draining() == []
+        assert sum(map(self.harness.replicas, self.keys)) == min(4, allowed) == len(self.harness.staying)
+        assert self.harness.draining() == []
 
 
 TestShrinks = Shrinks.TestCase

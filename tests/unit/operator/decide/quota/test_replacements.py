@@ -7,49 +7,49 @@ from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.quota import Holding
 from pagoda_operator.api.state import PODS, PROFILES, QUOTAS, SERVICES, Key
 from pagoda_operator.decide.quota import Age, Ledger, Quota
-from support.worlds.quota import QuotaWorld
+from support.harness.quota import QuotaHarness
 
 # An invalid quota
 
 
-def spoil(world):
-    world.api.objects[QUOTAS.kind, "", "team"]["spec"]["devices"] = {"gpus": "many"}
+def spoil(harness):
+    harness.api.objects[QUOTAS.kind, "", "team"]["spec"]["devices"] = {"gpus": "many"}
 
 
 def rolling(strategy, cap=9, profile=MappingProxyType({})):
     """Three replicas; their quota has become unreadable, and then the spec was edited, and what their `profile` says."""
-    world = QuotaWorld()
-    world.cap(cap, "ns")
-    key = world.serve("ns", 3, rollout={"strategy": strategy})
-    world.round(key, 4)
-    old = {pod["metadata"]["name"] for pod in world.staying}
-    spoil(world)
-    world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(profile))
-    world.api.edit(SERVICES, *key, lambda body: body["spec"].update(engine={"maxConcurrency": 3}))
-    return world, key, old
+    harness = QuotaHarness()
+    harness.cap(cap, "ns")
+    key = harness.serve("ns", 3, rollout={"strategy": strategy})
+    harness.round(key, 4)
+    old = {pod["metadata"]["name"] for pod in harness.staying}
+    spoil(harness)
+    harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(profile))
+    harness.api.edit(SERVICES, *key, lambda body: body["spec"].update(engine={"maxConcurrency": 3}))
+    return harness, key, old
 
 
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
 def test_rollout_continues_one_by_one_under_an_invalid_quota(strategy, crashed):
-    world, key, old = rolling(strategy)
+    harness, key, old = rolling(strategy)
     for turn in range(30):
         if turn == 1:
-            world.restart(crashed=crashed)
-        world.round(key)
-        world.later += 5
-        assert (len(world.staying) >= 2, world.total <= 3) == (True, True)
-    assert (world.replicas(key), len(world.staying)) == (3, 3)
-    assert not old & {pod["metadata"]["name"] for pod in world.staying}
+            harness.restart(crashed=crashed)
+        harness.round(key)
+        harness.later += 5
+        assert (len(harness.staying) >= 2, harness.total <= 3) == (True, True)
+    assert (harness.replicas(key), len(harness.staying)) == (3, 3)
+    assert not old & {pod["metadata"]["name"] for pod in harness.staying}
 
 
 def test_surge_waits_with_the_whole_old_revision_under_an_invalid_quota():
-    world, key, old = rolling("Surge")
+    harness, key, old = rolling("Surge")
     for _ in range(20):
-        world.round(key)
-        world.later += 5
-        assert world.total <= 3
-    assert {pod["metadata"]["name"] for pod in world.staying} == old
+        harness.round(key)
+        harness.later += 5
+        assert harness.total <= 3
+    assert {pod["metadata"]["name"] for pod in harness.staying} == old
 
 
 GPUS = {"metadata": {"annotations": {ANNOTATION_DEVICES: "gpu=1"}}}
@@ -59,23 +59,23 @@ GPUS = {"metadata": {"annotations": {ANNOTATION_DEVICES: "gpu=1"}}}
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto", "Surge"])
 def test_move_to_other_devices_waits_until_the_quota_can_be_read(strategy, crashed):
-    world, key, old = rolling(strategy, 3, {"podTemplate": GPUS})
+    harness, key, old = rolling(strategy, 3, {"podTemplate": GPUS})
     for turn in range(12):
         if turn == 3:
-            world.restart(crashed=crashed)
-        world.round(key)
-        world.later += 20
-        assert {pod["metadata"]["name"] for pod in world.staying} == old
-    assert "cannot be read" in world.condition(key)["message"]
-    world.ask(key, 2)
-    world.round(key, 4)
-    assert {pod["metadata"]["name"] for pod in world.staying} < old
-    assert world.replicas(key) == 2
-    world.ask(key, 3)
-    world.cap(3, "ns", gpus=3)
-    world.round(key, 20)
-    assert len(world.staying) == 3
-    assert not old & {pod["metadata"]["name"] for pod in world.staying}
+            harness.restart(crashed=crashed)
+        harness.round(key)
+        harness.later += 20
+        assert {pod["metadata"]["name"] for pod in harness.staying} == old
+    assert "cannot be read" in harness.condition(key)["message"]
+    harness.ask(key, 2)
+    harness.round(key, 4)
+    assert {pod["metadata"]["name"] for pod in harness.staying} < old
+    assert harness.replicas(key) == 2
+    harness.ask(key, 3)
+    harness.cap(3, "ns", gpus=3)
+    harness.round(key, 20)
+    assert len(harness.staying) == 3
+    assert not old & {pod["metadata"]["name"] for pod in harness.staying}
 
 
 WORD = "mig-1g.10gb"
@@ -122,24 +122,24 @@ def test_invalid_quota_with_more_namespaces_takes_nothing_away_there():
 
 
 def test_new_process_continues_a_rollout_under_an_invalid_quota():
-    world, key, _ = rolling("Replace")
-    world.restart(crashed=True)
-    world.later += 61
-    world.round(key, 20)
-    assert len(world.staying) == 3
+    harness, key, _ = rolling("Replace")
+    harness.restart(crashed=True)
+    harness.later += 61
+    harness.round(key, 20)
+    assert len(harness.staying) == 3
 
 
 def test_edit_while_a_replica_has_a_successor_does_not_drain_it():
     """The one beside it goes again: what it holds is no reason to replace instead of to surge."""
-    world = QuotaWorld()
-    world.cap(2, "ns")
-    key = world.serve("ns", 1, rollout={"strategy": "Auto"})
-    world.round(key, 4)
-    world.break_device(world.staying[0])
-    while world.replicas(key) < 2:
-        world.run(key, 1)
-    world.api.edit(SERVICES, *key, lambda body: body["spec"].update(engine={"maxConcurrency": 3}))
-    world.run(key, 4)
-    rollout = world.api.of(SERVICES)[0]["status"].get("rollout") or {}
+    harness = QuotaHarness()
+    harness.cap(2, "ns")
+    key = harness.serve("ns", 1, rollout={"strategy": "Auto"})
+    harness.round(key, 4)
+    harness.break_device(harness.staying[0])
+    while harness.replicas(key) < 2:
+        harness.run(key, 1)
+    harness.api.edit(SERVICES, *key, lambda body: body["spec"].update(engine={"maxConcurrency": 3}))
+    harness.run(key, 4)
+    rollout = harness.api.of(SERVICES)[0]["status"].get("rollout") or {}
     assert rollout.get("strategy") != "Replace"
-    assert not [pod for pod in world.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]
+    assert not [pod for pod in harness.api.of(PODS) if ANNOTATION_DRAIN_DEADLINE in pod["metadata"].get("annotations", {})]

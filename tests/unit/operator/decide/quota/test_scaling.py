@@ -5,16 +5,16 @@ from __future__ import annotations
 from pagoda_operator.decide.quota import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
-from support.worlds.fleets import H100, TINY, cut, fleet, mig, node
-from support.worlds.scaled import ScaledWorld
-from support.worlds.stubs import dependencies_with
+from support.harness.fleets import H100, TINY, cut, fleet, mig, node
+from support.harness.scaled import ScaledHarness
+from support.harness.stubs import dependencies_with
 
 # The smallest slices have room for one replica, the next ones for three.
 SLICES = {"p1g_10gb": 1, "p2g_20gb": 3}
 MOST = Quota("team", frozenset({"ns"}), {"mig-2g.20gb": 2})
 
 
-class CappedWorld(ScaledWorld):
+class CappedHarness(ScaledHarness):
     """`Auto` at once wants three; spec.replicas says one."""
 
     def dependencies(self) -> Dependencies:
@@ -25,16 +25,16 @@ class CappedWorld(ScaledWorld):
 def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:
     engine = {"maxModelLen": 4096, "maxConcurrency": 8}
     scaling = {"mode": "Auto", "min": 3, "max": 8}
-    here = CappedWorld(scaling=scaling, replicas=1, engine=engine, accelerators=[mig(least="1Gi")], model={"uri": TINY})
+    here = CappedHarness(scaling=scaling, replicas=1, engine=engine, accelerators=[mig(least="1Gi")], model={"uri": TINY})
     here.fleet = fleet(node("a", H100, cut(1, **SLICES)))
     here.settle()
     assert here.observed().status.placement.device.startswith("mig-2g.20gb")
     assert here.wanted() == 2
-    assert "the quota allows 2" in here.told()["reason"]
+    assert "the quota allows 2" in here.reported()["reason"]
 
 
 def test_a_forecast_is_not_stored() -> None:
-    here = ScaledWorld(scaling={"mode": "Auto", "min": 1, "max": 8}, replicas=1, engine={"maxConcurrency": 16})
+    here = ScaledHarness(scaling={"mode": "Auto", "min": 1, "max": 8}, replicas=1, engine={"maxConcurrency": 16})
     here.settle()
     here.serve()
     here.gateways.rate = 6.0

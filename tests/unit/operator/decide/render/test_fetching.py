@@ -13,8 +13,8 @@ from pagoda_operator.decide.render.children import Owner, identify
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.status.verdict import ignored_fields
+from support.harness.harness import Harness
 from support.kube.fake_api import fetching, profile_body, running
-from support.worlds.world import World
 
 HUB = {"uri": "hf://org/name", "revision": "v1", "credential": "hub"}
 SECRETS = [{"name": "hub", "secretRef": {"name": "hub-token"}}, {"name": "other", "secretRef": {"name": "other-keys"}}]
@@ -100,9 +100,9 @@ def test_a_profile_may_change_its_resources_and_the_volume_and_not_what_it_runs(
 
 
 def test_a_profile_without_the_image_is_named():
-    with pytest.raises(SpecProblem, match=r"images\.fetch") as told:
+    with pytest.raises(SpecProblem, match=r"images\.fetch") as reported:
         daemon_config(inputs(images=("img:1", None)))
-    assert told.value.reason.name == "InvalidProfile"
+    assert reported.value.reason.name == "InvalidProfile"
     assert daemon_config(inputs(images=("img:1", None), model={"uri": "pvc://models"}))["model"]["path"] == "/models"
 
 
@@ -132,13 +132,13 @@ def test_fields_used_by_the_fetch_are_not_reported_as_ignored():
     assert ignored_fields(inputs(model={"uri": "pvc://models", "credential": "hub"}).spec) == ("model.credential", "credentials")
 
 
-def world_with(status):
-    world = World(model=HUB, credentials=SECRETS)
-    world.settle()
-    for pod in world.api.of(PODS):
+def harness_with(status):
+    harness = Harness(model=HUB, credentials=SECRETS)
+    harness.settle()
+    for pod in harness.api.of(PODS):
         pod["status"] = copy.deepcopy(status)
-    world.settle()
-    return world
+    harness.settle()
+    return harness
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def world_with(status):
     ids=["busy", "transient", "permanent", "complete"],
 )
 def test_status_reports_why_the_fetch_is_not_complete(status, kind, reason, says):
-    world = world_with(status)
-    line = world.conditions()[kind]
+    harness = harness_with(status)
+    line = harness.conditions()[kind]
     assert (line["status"], line["reason"]) == ("True", reason)
     assert says in line["message"]
 
@@ -171,15 +171,15 @@ def test_status_reports_why_the_fetch_is_not_complete(status, kind, reason, says
 def test_a_sidecar_that_fails_long_after_its_fetch_is_not_the_service_s_fault():
     status = running(ready=True)
     status["initContainerStatuses"] = fetching(EXIT_PERMANENT, "x", started=True)["initContainerStatuses"]
-    assert world_with(status).reason() == "Available"
+    assert harness_with(status).reason() == "Available"
 
 
 def test_a_profile_that_gets_its_image_unblocks_the_service():
-    world = World(model=HUB, credentials=SECRETS)
-    world.api.put(PROFILES, profile_body(images={"daemon": "localhost/daemon:1"}))
-    world.settle()
-    assert world.reason() == "InvalidProfile"
-    world.api.put(PROFILES, profile_body())
-    world.settle()
-    world.make_ready()
-    assert world.reason() == "Available"
+    harness = Harness(model=HUB, credentials=SECRETS)
+    harness.api.put(PROFILES, profile_body(images={"daemon": "localhost/daemon:1"}))
+    harness.settle()
+    assert harness.reason() == "InvalidProfile"
+    harness.api.put(PROFILES, profile_body())
+    harness.settle()
+    harness.make_ready()
+    assert harness.reason() == "Available"

@@ -11,12 +11,12 @@ from pagoda_operator.decide.render.children import Owner, inspection_policy, net
 from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
+from support.harness.fleets import CPU, TINY, fleet, gpu, mig
+from support.harness.harness import KEY, now
+from support.harness.placing import ENGINE, MIXED
+from support.harness.stubs import dependencies_with
 from support.judges.network_rules import Network, Peer, selected
 from support.kube.fake_api import FakeApi, profile_body, service_body
-from support.worlds.fleets import CPU, TINY, fleet, gpu, mig
-from support.worlds.placing import ENGINE, MIXED
-from support.worlds.stubs import dependencies_with
-from support.worlds.world import KEY, now
 
 OURS = Callers(
     gateway="pagoda/pagoda-gateway",
@@ -175,7 +175,7 @@ def test_the_evaluator_reads_policies_as_the_api_does():
     assert not judge(ingress=[{"from": [{"namespaceSelector": {}, "podSelector": {"matchExpressions": terms}}]}])
 
 
-def world(**spec):
+def harness(**spec):
     api = FakeApi()
     api.put(PROFILES, profile_body(egress=[{"cidr": "0.0.0.0/0"}]))
     api.put(SERVICES, service_body(**spec))
@@ -183,12 +183,13 @@ def world(**spec):
 
 
 def run(api, callers, times=6):
+    operator = Reconciler(api, Settings(callers=callers), now, dependencies_with(api))
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api)).reconcile(KEY))
+        asyncio.run(operator.reconcile(KEY))
 
 
 def test_policy_exists_before_the_first_replica_and_follows_the_profile():
-    api = world()
+    api = harness()
     run(api, OURS)
     kinds = [kind for verb, kind, _ in api.journal if verb == "create"]
     assert kinds.index("NetworkPolicy") < kinds.index("Deployment")
@@ -202,7 +203,7 @@ def test_policy_exists_before_the_first_replica_and_follows_the_profile():
 
 
 def test_manual_edit_is_undone_and_disabled_policies_are_deleted():
-    api = world()
+    api = harness()
     run(api, OURS)
     api.edit(NETWORK_POLICIES, "ns", "tiny", lambda body: body["spec"].update(ingress=[{}]))
     run(api, OURS)
@@ -212,7 +213,7 @@ def test_manual_edit_is_undone_and_disabled_policies_are_deleted():
 
 
 def test_policy_of_another_owner_is_not_taken_over():
-    api = world()
+    api = harness()
     api.put(NETWORK_POLICIES, {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {"podSelector": {}}})
     run(api, OURS)
     assert api.of(NETWORK_POLICIES)[0]["spec"] == {"podSelector": {}}
@@ -221,7 +222,7 @@ def test_policy_of_another_owner_is_not_taken_over():
 
 def test_revision_that_fetches_keeps_its_egress_until_it_is_gone():
     """Else a replica of it that is made anew, or a rollout that is turned back, has no model."""
-    api = world(model={"uri": "hf://org/model"})
+    api = harness(model={"uri": "hf://org/model"})
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     run(api, OURS)
     assert api.of(NETWORK_POLICIES)[0]["spec"]["egress"]
@@ -237,7 +238,7 @@ def test_revision_that_fetches_keeps_its_egress_until_it_is_gone():
 
 
 def test_profile_that_closes_egress_applies_to_a_service_that_cannot_be_placed():
-    api = world(model={"uri": "hf://org/model"})
+    api = harness(model={"uri": "hf://org/model"})
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     run(api, OURS)
     api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(accelerators=[mig("1g.10gb")]))
@@ -249,14 +250,15 @@ def test_profile_that_closes_egress_applies_to_a_service_that_cannot_be_placed()
 
 def inspected(uri="hf://org/model"):
     """A service whose model is read by a pod before it is placed."""
-    api = world(model={"uri": uri}, accelerators=[mig(least="1Gi")], engine=ENGINE)
+    api = harness(model={"uri": uri}, accelerators=[mig(least="1Gi")], engine=ENGINE)
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     return api
 
 
 def look(api, callers=OURS, times=3):
+    operator = Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: fleet(MIXED)))
     for _ in range(times):
-        asyncio.run(Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: fleet(MIXED))).reconcile(KEY))
+        asyncio.run(operator.reconcile(KEY))
 
 
 @pytest.mark.parametrize(("uri", "ways"), [("hf://org/model", 2), ("pvc://models/tiny", 0)])
@@ -303,7 +305,9 @@ def test_inspection_is_cleaned_up_and_profile_followed_while_nothing_can_be_plac
     api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(accelerators=[nowhere], model={"uri": TINY}))
     api.edit(PROFILES, "", "default", lambda body: body["spec"].update(egress=[{"cidr": "192.0.2.0/24"}]))
     look(api, times=6)
-    assert {told["reason"] for told in api.of(SERVICES)[0]["status"]["conditions"] if told["type"] == "Stalled"} == {"NoAccelerator"}
+    assert {reported["reason"] for reported in api.of(SERVICES)[0]["status"]["conditions"] if reported["type"] == "Stalled"} == {
+        "NoAccelerator"
+    }
     gone = [(kind, name) for verb, kind, name in api.journal if verb == "delete"]
     assert gone == [("Pod", pod["metadata"]["name"]), ("NetworkPolicy", "tiny.inspect")]
     (policy,) = api.of(NETWORK_POLICIES)

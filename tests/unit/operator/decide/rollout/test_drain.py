@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE, LOWEST_DELETION_COST
 from pagoda_operator.api.pods import Answer, DaemonState, Order, Pod
-from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
+from pagoda_operator.decide.replicas.drain import DrainState, Removal, answered, drain
 
 NOW = 1000.0
 DEADLINE = int((NOW + 20) * 1000)
@@ -54,14 +54,25 @@ def test_the_daemon_is_ordered_to_drain_until_the_annotated_deadline():
 
 
 def test_an_order_is_never_longer_than_a_drain_may_take():
-    for written_ms, told_ms in ((300_000, 30_000), (1, 1)):
+    for written_ms, reported_ms in ((300_000, 30_000), (1, 1)):
         going = replace(leaving("a2"), drain_deadline_ms=int(NOW * 1000) + written_ms)
-        assert [tell.left_ms for tell in look(pod("a1"), going, target=1).orders] == [told_ms]
+        assert [report.left_ms for report in look(pod("a1"), going, target=1).orders] == [reported_ms]
 
 
 def test_while_requests_run_it_is_asked_again_and_stays():
     step = look(pod("a1"), leaving("a2", ready=False), target=1, answers={"a2": Answer(DaemonState.DRAINING, 3)})
-    assert ([tell.pod for tell in step.orders], step.replicas, step.annotate) == (["a2"], 2, ())
+    assert ([report.pod for report in step.orders], step.replicas, step.annotate) == (["a2"], 2, ())
+
+
+def test_an_answer_decides_the_next_step_of_a_drain_without_another_plan():
+    """Where a Deployment changes too, nothing: that needs all that a plan observes."""
+    drained = {"uid-a2": Answer(DaemonState.DRAINING, 0)}
+    state = DrainState((pod("a1"), leaving("a2", ready=False)), 2, 1, timeout_s=30, now=NOW)
+    cheap = replace(state, pods=(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST)))
+    (write,) = answered([state], drained)
+    assert dict(write.annotations) == {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}
+    assert answered([state, cheap], drained) == ()
+    assert answered([state], {"uid-a2": Answer(DaemonState.DRAINING, 1)}) == ()
 
 
 def test_a_drained_pod_gets_the_lowest_cost_before_replicas_falls():
@@ -130,12 +141,12 @@ def test_without_reports_the_newest_goes_and_an_unreported_one_is_not_the_idlest
 
 def test_a_draining_replica_stays_chosen_when_loads_change():
     step = look(pod("a1"), leaving("a2"), target=1, in_flight={"a1": 0, "a2": 9})
-    assert ([tell.pod for tell in step.orders], step.annotate) == (["a2"], ())
+    assert ([report.pod for report in step.orders], step.annotate) == (["a2"], ())
 
 
 def test_one_that_broke_goes_instead_of_one_that_can_be_turned_back():
     step = look(pod("a1", ready=False), leaving("a2"), target=1)
-    assert [(tell.pod, tell.deadline_ms) for tell in step.orders] == [("a2", None)]
+    assert [(report.pod, report.deadline_ms) for report in step.orders] == [("a2", None)]
     assert step.replicas == 2
     assert notes(step) == {"a1": {ANNOTATION_DELETION_COST: str(LOWEST_DELETION_COST)}}
 
@@ -163,8 +174,12 @@ def test_replicas_falls_once_for_a_pod_that_leaves_in_many_runs():
 
 
 def test_a_scale_up_cancels_a_drain_before_it_makes_replicas():
-    told = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=3)
-    assert ([(tell.pod, tell.deadline_ms) for tell in told.orders], told.replicas, told.annotate) == ([("a2", None)], 2, ())
+    reported = look(pod("a1"), leaving("a2", ready=False, cost=LOWEST_DELETION_COST), target=3)
+    assert ([(report.pod, report.deadline_ms) for report in reported.orders], reported.replicas, reported.annotate) == (
+        [("a2", None)],
+        2,
+        (),
+    )
     serving = {"a2": Answer(DaemonState.SERVING)}
     back = look(pod("a1"), leaving("a2", cost=LOWEST_DELETION_COST), target=3, answers=serving)
     assert notes(back) == {"a2": {ANNOTATION_DRAIN_DEADLINE: None, ANNOTATION_DELETION_COST: None}}
@@ -174,7 +189,7 @@ def test_a_scale_up_cancels_a_drain_before_it_makes_replicas():
 
 def test_an_unreachable_replica_does_not_delay_a_scale_up():
     step = look(pod("a1"), leaving("a2"), target=3, answers={"a2": Answer(DaemonState.SILENT)})
-    assert (step.replicas, [tell.pod for tell in step.orders], step.annotate) == (3, ["a2"], ())
+    assert (step.replicas, [report.pod for report in step.orders], step.annotate) == (3, ["a2"], ())
 
 
 def test_a_scale_up_first_restores_the_number_of_replicas():

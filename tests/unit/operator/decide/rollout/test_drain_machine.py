@@ -1,5 +1,5 @@
 """Replicas come and go while requests run, daemons fall silent and operators die between any two steps: nobody who serves is removed
-before his drain is over, nothing is made while somebody can be turned back, and a quiet world reaches its spec."""
+before his drain is over, nothing is made while somebody can be turned back, and a quiet cluster reaches its spec."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
+from support.harness.fake_daemons import FakeDaemons
+from support.harness.harness import KEY, Harness, now
 from support.kube.fake_api import Body, Crash, crashed, is_ready
 from support.suite.profiles import examples
-from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.world import KEY, World, now
 
 
 def deadline(pod: Body) -> int | None:
@@ -26,23 +26,23 @@ class Drains(RuleBasedStateMachine):
 
     @initialize(replicas=st.integers(0, 3), refusing=st.booleans())
     def start(self, replicas: int, refusing: bool) -> None:
-        self.world = World(replicas=replicas)
-        self.api = self.world.api
+        self.harness = Harness(replicas=replicas)
+        self.api = self.harness.api
         self.api.graceful = True
         self.daemons = FakeDaemons(self.api)
         self.daemons.refusing = refusing
-        self.world.daemons = self.daemons
-        self.world.restart()
-        self.world.settle()
+        self.harness.daemons = self.daemons
+        self.harness.restart()
+        self.harness.settle()
         self.daemons.probe()
-        self.world.settle()
+        self.harness.settle()
         self.deadlines: dict[str, int] = {}
         self.excused: set[str] = set()
         self.api.removed = self.judge_removal
         self.api.before_write = self.judge_write
 
     def now_ms(self) -> float:
-        return (now() + self.world.later).timestamp() * 1000
+        return (now() + self.harness.later).timestamp() * 1000
 
     def active(self) -> list[Body]:
         return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
@@ -62,7 +62,7 @@ class Drains(RuleBasedStateMachine):
 
     @rule(replicas=st.integers(0, 4))
     def scale(self, replicas: int) -> None:
-        self.world.edit(replicas=replicas)
+        self.harness.edit(replicas=replicas)
 
     @rule(data=st.data())
     def request_lands(self, data: st.DataObject) -> None:
@@ -76,7 +76,7 @@ class Drains(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 10, 31]))
     def time_passes(self, seconds: int) -> None:
-        self.world.later += type(self.world.later)(seconds=seconds)
+        self.harness.later += type(self.harness.later)(seconds=seconds)
 
     @rule(data=st.data())
     def falls_silent_or_answers_again(self, data: st.DataObject) -> None:
@@ -108,7 +108,7 @@ class Drains(RuleBasedStateMachine):
     @rule()
     def operator_changes(self) -> None:
         self.daemons.epoch += 1
-        self.world.restart()
+        self.harness.restart()
 
     @rule(crash_in=st.none() | st.integers(0, 6))
     def reconcile(self, crash_in: int | None) -> None:
@@ -122,9 +122,9 @@ class Drains(RuleBasedStateMachine):
         away = {pod["metadata"]["uid"] for pod in self.active() if not is_ready(pod) and self.quiet(pod)}
         asked = self.replicas()
         try:
-            self.world.run()
+            self.harness.run()
         except (Crash, ClusterError):
-            self.world.restart()
+            self.harness.restart()
         self.api.crash_in = None
         if self.replicas() < asked:
             self.excused |= away
@@ -144,7 +144,7 @@ class Drains(RuleBasedStateMachine):
 
     @invariant()
     def one_deadline_from_the_first_word(self) -> None:
-        if not hasattr(self, "world"):
+        if not hasattr(self, "harness"):
             return
         seen = {pod["metadata"]["uid"]: until for pod in self.api.of(PODS) if (until := deadline(pod)) is not None}
         assert all(self.deadlines.get(uid, until) == until for uid, until in seen.items())
@@ -156,7 +156,7 @@ class Drains(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Quiet: daemons answer, requests end, pods come up. Then the spec is reached and stays reached."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "harness"):
             return
         for _ in range(12):
             for pod in self.api.of(PODS):
@@ -169,16 +169,16 @@ class Drains(RuleBasedStateMachine):
         self.check_rest()
 
     def check_rest(self) -> None:
-        wanted = self.world.observed().wanted
+        wanted = self.harness.observed().wanted
         pods: list[Any] = self.active()
         assert len(pods) == wanted == self.api.of(DEPLOYMENTS)[0]["spec"]["replicas"]
         for pod in pods:
             assert not {ANNOTATION_DRAIN_DEADLINE, ANNOTATION_DELETION_COST} & set(pod["metadata"].get("annotations", {}))
             assert not self.daemons.of(pod).draining
         written = len(self.api.journal)
-        told = len(self.daemons.told)
-        self.world.run()
-        assert (len(self.api.journal), len(self.daemons.told)) == (written, told), KEY
+        reported = len(self.daemons.reported)
+        self.harness.run()
+        assert (len(self.api.journal), len(self.daemons.reported)) == (written, reported), KEY
 
 
 TestDrains = Drains.TestCase

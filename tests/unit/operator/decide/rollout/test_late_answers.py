@@ -2,58 +2,58 @@
 
 import pytest
 from pagoda_operator.api.state import PODS
-from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.world import World
+from support.harness.fake_daemons import FakeDaemons
+from support.harness.harness import Harness
 
 
 @pytest.fixture
 def draining():
     """The only replica is on its way out, not Ready for that, with one request left; and its daemon."""
-    world = World(replicas=1)
-    world.api.graceful = True
-    world.daemons = daemons = FakeDaemons(world.api)
-    world.restart()
-    world.settle()
+    harness = Harness(replicas=1)
+    harness.api.graceful = True
+    harness.daemons = daemons = FakeDaemons(harness.api)
+    harness.restart()
+    harness.settle()
     daemons.probe()
-    world.settle()
-    (pod,) = world.api.of(PODS)
+    harness.settle()
+    (pod,) = harness.api.of(PODS)
     daemons.of(pod).in_flight = 1
-    world.edit(replicas=0)
-    world.settle()
+    harness.edit(replicas=0)
+    harness.settle()
     daemons.probe()
-    world.settle()
+    harness.settle()
     assert daemons.of(pod).draining
-    return world, daemons, pod["metadata"]["uid"]
+    return harness, daemons, pod["metadata"]["uid"]
 
 
-def looks(world):
+def looks(harness):
     """An answer that is missing changes nothing that is stored: each look is taken anew."""
     for _ in range(4):
-        world.run()
-        world.settle()
+        harness.run()
+        harness.settle()
 
 
-def staying(world):
-    return [pod["metadata"]["uid"] for pod in world.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
+def staying(harness):
+    return [pod["metadata"]["uid"] for pod in harness.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
 
 
 def test_one_late_answer_does_not_remove_a_draining_replica(draining):
-    world, daemons, uid = draining
-    (pod,) = world.api.of(PODS)
+    harness, daemons, uid = draining
+    (pod,) = harness.api.of(PODS)
     daemons.of(pod).unreachable = True
-    looks(world)
-    assert staying(world) == [uid]
+    looks(harness)
+    assert staying(harness) == [uid]
     daemons.of(pod).unreachable = False
-    world.edit(replicas=1)
-    world.settle()
-    assert (staying(world), daemons.of(pod).draining) == ([uid], False)
+    harness.edit(replicas=1)
+    harness.settle()
+    assert (staying(harness), daemons.of(pod).draining) == ([uid], False)
 
 
 def test_a_draining_replica_that_stays_silent_is_removed(draining):
-    world, daemons, _uid = draining
-    (pod,) = world.api.of(PODS)
+    harness, daemons, _uid = draining
+    (pod,) = harness.api.of(PODS)
     daemons.of(pod).unreachable = True
-    looks(world)
-    world.tick()
-    looks(world)
-    assert staying(world) == []
+    looks(harness)
+    harness.tick()
+    looks(harness)
+    assert staying(harness) == []

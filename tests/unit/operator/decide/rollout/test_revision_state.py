@@ -14,35 +14,35 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.decide.replicas.replicas import current_state
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.observe import Ages
+from support.harness.harness import KEY, Harness
 from support.kube.fake_api import crashed, fetching, is_trial, running, waiting
-from support.worlds.world import KEY, World
 
 MADE = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
-def world():
-    made = World(rollout={"strategy": "Replace"})
+def harness():
+    made = Harness(rollout={"strategy": "Replace"})
     made.settle()
     return made
 
 
-def state_of(world, status, *, hours=0.0):
+def state_of(harness, status, *, hours=0.0):
     """As the only pod of the service, made so long ago, is in that state; None: it was refused before it was made."""
-    if world.api.of(PODS):
-        befall(world, world.api.of(PODS)[0], status)
+    if harness.api.of(PODS):
+        befall(harness, harness.api.of(PODS)[0], status)
     elif status is None:
-        refuse(world.api.of(DEPLOYMENTS)[0])
-    world.later = timedelta(hours=hours)
-    observed = world.observed()
-    return current_state(observed, world.plan().current)
+        refuse(harness.api.of(DEPLOYMENTS)[0])
+    harness.later = timedelta(hours=hours)
+    observed = harness.observed()
+    return current_state(observed, harness.plan().current)
 
 
-def befall(world, pod, status):
+def befall(harness, pod, status):
     """What becomes of a pod, as the watches would show it."""
     if status is None:
-        del world.api.objects[(PODS.kind, "ns", pod["metadata"]["name"])]
-        refuse(next(body for body in world.api.of(DEPLOYMENTS) if pod["metadata"]["name"].startswith(body["metadata"]["name"])))
+        del harness.api.objects[(PODS.kind, "ns", pod["metadata"]["name"])]
+        refuse(next(body for body in harness.api.of(DEPLOYMENTS) if pod["metadata"]["name"].startswith(body["metadata"]["name"])))
         return
     pod["metadata"]["creationTimestamp"] = MADE
     pod["status"] = copy.deepcopy(status)
@@ -87,8 +87,8 @@ SLOW = {
 
 @pytest.mark.parametrize("state", SLOW)
 @pytest.mark.parametrize("hours", [0.0, 0.5, 20.0])
-def test_a_start_that_takes_long_is_not_broken(state, hours, world):
-    found = state_of(world, SLOW[state], hours=hours)
+def test_a_start_that_takes_long_is_not_broken(state, hours, harness):
+    found = state_of(harness, SLOW[state], hours=hours)
     assert (found.broken, found.why) == (0, "")
 
 
@@ -105,12 +105,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("state", BAD)
-def test_a_replica_that_cannot_start_is_known_at_once(state, world):
+def test_a_replica_that_cannot_start_is_known_at_once(state, harness):
     status, why = BAD[state]
-    found = state_of(world, status)
+    found = state_of(harness, status)
     assert found.broken == 1
     assert why in found.why
-    (deployment,) = world.api.of(DEPLOYMENTS)
+    (deployment,) = harness.api.of(DEPLOYMENTS)
     assert all(one["reason"] != "ProgressDeadlineExceeded" for one in deployment["status"].get("conditions", []))
 
 
@@ -128,11 +128,11 @@ LATE = {
 
 
 @pytest.mark.parametrize("state", LATE)
-def test_what_is_missing_has_ten_minutes_to_appear(state, world):
+def test_what_is_missing_has_ten_minutes_to_appear(state, harness):
     status, why = LATE[state]
-    found = state_of(world, status, hours=0.1)
+    found = state_of(harness, status, hours=0.1)
     assert (found.broken, found.why, found.again) == (0, "", 240.0)
-    found = state_of(world, status, hours=0.2)
+    found = state_of(harness, status, hours=0.2)
     assert (found.broken, found.again) == (1, None)
     assert why in found.why
 
@@ -142,38 +142,38 @@ def test_what_is_missing_has_ten_minutes_to_appear(state, world):
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
 def test_a_bad_revision_causes_no_long_outage(state, strategy):
     status, why = LATE[state]
-    world = World(rollout={"strategy": strategy})
-    world.settle()
-    world.make_ready()
-    (old,) = world.names(DEPLOYMENTS)
-    world.edit(engine={"maxConcurrency": 3})
-    step(world, old, status, rounds=8)
-    again, phase = world.run().again, rollout(world)["phase"]
+    harness = Harness(rollout={"strategy": strategy})
+    harness.settle()
+    harness.make_ready()
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(engine={"maxConcurrency": 3})
+    step(harness, old, status, rounds=8)
+    again, phase = harness.run().again, rollout(harness)["phase"]
     assert (phase, again) == ("Progressing", 600.0)
-    world.later = timedelta(seconds=again)
-    step(world, old, status, rounds=8)
-    assert [pod["metadata"]["name"].startswith(old) for pod in world.api.of(PODS) if pod["status"].get("phase") == "Running"] == [True]
+    harness.later = timedelta(seconds=again)
+    step(harness, old, status, rounds=8)
+    assert [pod["metadata"]["name"].startswith(old) for pod in harness.api.of(PODS) if pod["status"].get("phase") == "Running"] == [True]
     if strategy == "Replace":
-        assert rollout(world)["phase"] == "RolledBack"
-        assert why in rollout(world)["reason"]
+        assert rollout(harness)["phase"] == "RolledBack"
+        assert why in rollout(harness)["reason"]
 
 
-def rollout(world):
-    return world.api.of(SERVICES)[0]["status"]["rollout"]
+def rollout(harness):
+    return harness.api.of(SERVICES)[0]["status"]["rollout"]
 
 
-def step(world, old, status, *, rounds):
+def step(harness, old, status, *, rounds):
     """Runs and controllers in turn; what the old revision makes is ready, what the new one makes is in that state."""
     for _ in range(rounds):
-        world.run()
-        world.api.control()
-        for pod in world.api.of(PODS):
+        harness.run()
+        harness.api.control()
+        for pod in harness.api.of(PODS):
             if is_trial(pod):
                 continue  # passes: what a replica alone can show is the matter here
             if pod["metadata"]["name"].startswith(old):
                 pod["status"] = running(ready=True)
             else:
-                befall(world, pod, status)
+                befall(harness, pod, status)
 
 
 def test_caches_keep_what_a_revision_is_judged_by():
@@ -195,11 +195,11 @@ def test_a_sandbox_that_is_lost_later_is_no_missing_mount(changed):
     assert parse_pod(body).unmounted_since is None
 
 
-def test_the_deployment_controller_waits_as_long_as_a_fetch_may_take(world):
-    (deployment,) = world.api.of(DEPLOYMENTS)
+def test_the_deployment_controller_waits_as_long_as_a_fetch_may_take(harness):
+    (deployment,) = harness.api.of(DEPLOYMENTS)
     assert deployment["spec"]["progressDeadlineSeconds"] == 24 * 3600
     deployment["status"]["conditions"] = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
-    assert state_of(world, {"phase": "Pending"}).broken == 1
+    assert state_of(harness, {"phase": "Pending"}).broken == 1
 
 
 NO_LABEL = "0/9 nodes are available: 9 node(s) didn't match Pod's node affinity/selector."
@@ -212,32 +212,32 @@ def reported(message, at=None):
     return status, [{"manager": "kube-scheduler", "operation": "Update", "subresource": "status", "time": at}] if at else []
 
 
-def waits(world, message, at=None):
-    (pod,) = (pod for pod in world.api.of(PODS) if pod["status"].get("phase") == "Pending")
+def waits(harness, message, at=None):
+    (pod,) = (pod for pod in harness.api.of(PODS) if pod["status"].get("phase") == "Pending")
     pod["metadata"]["creationTimestamp"] = MADE
     pod["status"], pod["metadata"]["managedFields"] = reported(message, at)
-    world.run()  # says so
-    return world.run().again, rollout(world)["phase"]
+    harness.run()  # says so
+    return harness.run().again, rollout(harness)["phase"]
 
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_pod_that_waited_for_devices_and_then_lacks_something_else_has_ten_minutes_from_there(seen):
-    world = World(rollout={"strategy": "Replace"})
-    world.settle()
-    world.make_ready()
-    (old,) = world.names(DEPLOYMENTS)
-    world.edit(engine={"maxConcurrency": 3})
-    step(world, old, unscheduled(SHORT), rounds=8)
-    world.later = timedelta(hours=3)
-    assert waits(world, SHORT)[1] == "Progressing"
-    world.later += timedelta(seconds=1)
+    harness = Harness(rollout={"strategy": "Replace"})
+    harness.settle()
+    harness.make_ready()
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(engine={"maxConcurrency": 3})
+    step(harness, old, unscheduled(SHORT), rounds=8)
+    harness.later = timedelta(hours=3)
+    assert waits(harness, SHORT)[1] == "Progressing"
+    harness.later += timedelta(seconds=1)
     if not seen:
-        world.restart()
-    assert waits(world, NO_LABEL, at="2026-01-01T03:00:01Z") == (600.0, "Progressing")
-    world.later += timedelta(seconds=599)
-    assert waits(world, NO_LABEL.replace("9", "8"), at="2026-01-01T03:09:00Z" if seen else "2026-01-01T03:00:01Z") == (1.0, "Progressing")
-    world.later += timedelta(seconds=1)
-    assert waits(world, NO_LABEL)[1] == "RolledBack"
+        harness.restart()
+    assert waits(harness, NO_LABEL, at="2026-01-01T03:00:01Z") == (600.0, "Progressing")
+    harness.later += timedelta(seconds=599)
+    assert waits(harness, NO_LABEL.replace("9", "8"), at="2026-01-01T03:09:00Z" if seen else "2026-01-01T03:00:01Z") == (1.0, "Progressing")
+    harness.later += timedelta(seconds=1)
+    assert waits(harness, NO_LABEL)[1] == "RolledBack"
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, 3600.0])
@@ -266,13 +266,13 @@ WORDS = {
 
 
 @pytest.mark.parametrize("case", WORDS)
-def test_a_ready_replica_counts_unless_gateways_say_otherwise(case, world):
+def test_a_ready_replica_counts_unless_gateways_say_otherwise(case, harness):
     silent, signal, why = WORDS[case]
-    (pod,) = world.api.of(PODS)
-    befall(world, pod, running(ready=True))
+    (pod,) = harness.api.of(PODS)
+    befall(harness, pod, running(ready=True))
     name = pod["metadata"]["name"]
     signals = ServiceSignals(fresh=True, endpoints={name: signal} if signal else {})
-    found = current_state(replace(world.observed(), signals=signals, unheard_s=silent), world.plan().current)
+    found = current_state(replace(harness.observed(), signals=signals, unheard_s=silent), harness.plan().current)
     assert (found.up, found.ready) == (1, 0 if why else 1)
     assert found.unverified == (f"{name} is Ready, and {why}" if why else "")
     assert found.again == (5.0 if why else None)

@@ -51,14 +51,14 @@ def heard(new, old=None, *, fresh=True):
 
 
 def test_a_first_revision_is_no_rollout():
-    told = decide(state(revision("new"), None, record=None))
-    assert (told.targets, told.record, told.weights) == ({"new": 3}, None, {})
+    reported = decide(state(revision("new"), None, record=None))
+    assert (reported.targets, reported.record, reported.weights) == ({"new": 3}, None, {})
 
 
 def test_what_is_decided_is_written_before_it_is_done():
-    told = decide(state(revision("new"), revision("old", 3, 3), record=None))
-    assert (told.targets, told.record) == ({"new": 0, "old": 3}, record())
-    assert told.kept == {"old"}
+    reported = decide(state(revision("new"), revision("old", 3, 3), record=None))
+    assert (reported.targets, reported.record) == ({"new": 0, "old": 3}, record())
+    assert reported.kept == {"old"}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_what_is_decided_is_written_before_it_is_done():
     [("Auto", None, "Surge"), ("Auto", 1, "Surge"), ("Auto", 0, "Replace"), ("Surge", 0, "Surge"), ("Replace", 9, "Replace")],
 )
 def test_auto_goes_by_room_and_the_others_by_the_spec(strategy, room, chosen):
-    told = decide(state(revision("new"), revision("old", 3, 3), record=None, room=room, spec=RolloutSpec(strategy=strategy)))
-    assert told.record.strategy == chosen
+    reported = decide(state(revision("new"), revision("old", 3, 3), record=None, room=room, spec=RolloutSpec(strategy=strategy)))
+    assert reported.record.strategy == chosen
 
 
 def test_a_surge_with_unknown_room_keeps_all_old_replicas_until_the_new_ones_are_ready():
@@ -79,8 +79,8 @@ def test_a_surge_with_unknown_room_keeps_all_old_replicas_until_the_new_ones_are
 
 def test_a_bad_revision_beside_a_whole_old_one_may_still_recover():
     bad = revision("new", 3, 0, broken=3, why="new-1: no such image")
-    told = decide(state(bad, revision("old", 3, 3)))
-    assert ((told.targets["new"], told.targets["old"]), told.record.phase) == ((3, 3), "Progressing")
+    reported = decide(state(bad, revision("old", 3, 3)))
+    assert ((reported.targets["new"], reported.targets["old"]), reported.record.phase) == ((3, 3), "Progressing")
 
 
 def test_a_surge_by_room_replaces_ready_for_ready_and_a_brief_unreadiness_moves_nothing():
@@ -114,8 +114,8 @@ def test_unverified_replicas_start_no_rollout_back_without_a_record():
     """Gone back from a canary to the revision before, which is whole: not to what was fled, and not through the steps again."""
     fled = RolloutStatus(revision="hash-old", replaces="hash-new", strategy="Surge", phase="Progressing", step=0)
     for ready in range(4):
-        told = decide(state(replace(revision("new", 3, 3), ready=ready), revision("old", 1, 1), record=fled, spec=CANARY))
-        assert (told.targets, told.record, told.weights) == ({"old": 0, "new": 3}, None, {})
+        reported = decide(state(replace(revision("new", 3, 3), ready=ready), revision("old", 1, 1), record=fled, spec=CANARY))
+        assert (reported.targets, reported.record, reported.weights) == ({"old": 0, "new": 3}, None, {})
 
 
 @pytest.mark.parametrize(("strategy", "room", "old"), [("Replace", None, revision("old", 1, 0)), ("Surge", 0, revision("old", 2, 1))])
@@ -134,15 +134,15 @@ def test_an_unverified_replica_stops_the_next_drain():
 
 def test_after_a_rollback_the_new_revision_serves_while_the_old_one_is_unverified():
     back, uncertain = record(phase="RolledBack", reason="x"), replace(revision("old", 3, 3), ready=0, unverified="d", again=5.0)
-    told = decide(state(revision("new", 1, 1), uncertain, record=back))
-    assert (told.targets, told.again) == ({"old": 3, "new": 1}, 5.0)
+    reported = decide(state(revision("new", 1, 1), uncertain, record=back))
+    assert (reported.targets, reported.again) == ({"old": 3, "new": 1}, 5.0)
     assert decide(state(revision("new", 1, 1), revision("old", 3, 3), record=back)).targets == {"old": 3, "new": 0}
 
 
 def test_replace_with_a_bad_image_stops_at_the_first_and_brings_the_replaced_one_back():
     bad = revision("new", 1, 0, broken=1, why="new-1: no such image")
-    told = decide(state(bad, revision("old", 2, 2), record=record("Replace")))
-    assert (told.record.phase, told.record.reason) == ("RolledBack", "new-1: no such image")
+    reported = decide(state(bad, revision("old", 2, 2), record=record("Replace")))
+    assert (reported.record.phase, reported.record.reason) == ("RolledBack", "new-1: no such image")
     back = record("Replace", "RolledBack", reason="x")
     assert counts(state(bad, revision("old", 2, 2), record=back)) == (0, 2)
     assert counts(state(revision("new"), revision("old", 2, 2), record=back)) == (0, 3)
@@ -151,8 +151,8 @@ def test_replace_with_a_bad_image_stops_at_the_first_and_brings_the_replaced_one
 
 def test_a_rollback_stays_until_the_spec_asks_for_another_revision():
     back = record(phase="RolledBack", reason="x")
-    told = decide(state(revision("new"), revision("old", 3, 3), record=back))
-    assert (told.targets, told.record, told.kept) == ({"new": 0, "old": 3}, back, {"old"})
+    reported = decide(state(revision("new"), revision("old", 3, 3), record=back))
+    assert (reported.targets, reported.record, reported.kept) == ({"new": 0, "old": 3}, back, {"old"})
     other = decide(state(replace(revision("new"), hash="hash-third"), revision("old", 3, 3), record=back))
     assert (other.record.phase, other.record.revision) == ("Progressing", "hash-third")
 
@@ -166,8 +166,8 @@ def test_after_a_rollback_at_zero_the_old_revision_wakes():
 
 def test_auto_becomes_replace_when_a_surge_finds_no_place_and_stays_so():
     stuck = revision("new", 1, 0, placed=0, short=1, stuck=True)
-    told = decide(state(stuck, revision("old", 3, 3)))
-    assert told.record.strategy == "Replace"
+    reported = decide(state(stuck, revision("old", 3, 3)))
+    assert reported.record.strategy == "Replace"
     after = decide(state(revision("new", 1, 1), revision("old", 2, 2), record=record("Replace")))
     assert after.record.strategy == "Replace"
     waiting = revision("new", 1, 0, placed=0, short=1)
@@ -188,8 +188,8 @@ def test_a_third_revision_keeps_what_the_other_two_lack():
 
 def test_still_older_revisions_keep_together_what_the_others_lack():
     olds = (revision("old", 1, 1), revision("third", 2, 2), revision("fourth", 2, 2), revision("fifth", 1, 1))
-    told = decide(RolloutState(RolloutSpec(), 4, revision("new"), olds, record(), now=NOW)).targets
-    assert {name: told[name] for name in ("third", "fourth", "fifth")} == {"third": 1, "fourth": 2, "fifth": 0}
+    reported = decide(RolloutState(RolloutSpec(), 4, revision("new"), olds, record(), now=NOW)).targets
+    assert {name: reported[name] for name in ("third", "fourth", "fifth")} == {"third": 1, "fourth": 2, "fifth": 0}
 
 
 # Canary
@@ -202,8 +202,8 @@ def canary(new, old, **words):
 def test_a_canary_begins_with_its_share_of_replicas_and_none_of_the_requests():
     begun = decide(canary(revision("new"), revision("old", 10, 10), record=None))
     assert (begun.record.step, begun.weights) == (0, {"hash-old": 100, "hash-new": 0})
-    told = decide(canary(revision("new"), revision("old", 10, 10)))
-    assert (told.targets, told.weights) == ({"new": 1, "old": 10}, {"hash-old": 100, "hash-new": 0})
+    reported = decide(canary(revision("new"), revision("old", 10, 10)))
+    assert (reported.targets, reported.weights) == ({"new": 1, "old": 10}, {"hash-old": 100, "hash-new": 0})
 
 
 def test_a_canary_step_begins_when_its_replicas_are_ready_and_lasts_as_long_as_asked():
@@ -244,10 +244,10 @@ def test_after_the_last_step_the_rest_follows_at_the_last_share():
 
 def test_errors_turn_a_canary_back_with_a_reason():
     bad = heard(RevisionSignal(100, 9, 0.5), RevisionSignal(900, 0, 0.5))
-    told = decide(canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(5)), signals=bad))
-    assert told.record.phase == "RolledBack"
-    assert told.record.reason == "canary at 10 %: 9 of 100 requests failed within a minute, abortOn.errorRate is 1%"
-    assert told.weights == {"hash-old": 100, "hash-new": 0}
+    reported = decide(canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(5)), signals=bad))
+    assert reported.record.phase == "RolledBack"
+    assert reported.record.reason == "canary at 10 %: 9 of 100 requests failed within a minute, abortOn.errorRate is 1%"
+    assert reported.weights == {"hash-old": 100, "hash-new": 0}
 
 
 def test_a_replica_that_ends_while_it_has_its_share_turns_the_canary_back():
@@ -259,20 +259,20 @@ def test_a_replica_that_ends_while_it_has_its_share_turns_the_canary_back():
 @pytest.mark.parametrize("signals", [None, heard(RevisionSignal(100, 50), fresh=False)])
 def test_without_fresh_signals_a_canary_is_neither_turned_back_nor_passed_on(signals):
     old = canary(revision("new", 1, 1), revision("old", 10, 10), record=record(step=0, since=stamp(3600)), signals=signals)
-    told = decide(old)
-    assert (told.record, told.waits) == (old.record, "no gateway reports on the new revision")
+    reported = decide(old)
+    assert (reported.record, reported.waits) == (old.record, "no gateway reports on the new revision")
 
 
 def test_a_canary_without_limits_goes_by_time():
     spec = RolloutSpec.model_validate({"canary": {"steps": [{"weight": 10, "hold": "1m"}]}})
-    told = decide(canary(revision("new", 1, 1), revision("old", 10, 10), spec=spec, record=record(step=0, since=stamp(61))))
-    assert told.record.step == 1
+    reported = decide(canary(revision("new", 1, 1), revision("old", 10, 10), spec=spec, record=record(step=0, since=stamp(61))))
+    assert reported.record.step == 1
 
 
 def test_a_canary_that_sleeps_goes_on_when_it_wakes():
     sleeping = canary(revision("new"), revision("old", proven=True), wanted=0, record=record(step=1))
-    told = decide(sleeping)
-    assert (told.targets, told.record, told.kept) == ({"new": 0, "old": 0}, sleeping.record, {"old"})
+    reported = decide(sleeping)
+    assert (reported.targets, reported.record, reported.kept) == ({"new": 0, "old": 0}, sleeping.record, {"old"})
 
 
 def test_without_room_a_canary_takes_old_places_but_never_the_last():

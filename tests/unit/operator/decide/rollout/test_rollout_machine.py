@@ -1,6 +1,6 @@
 """Revisions come one after another, good ones, ones that never start, ones that fail requests and ones that are Ready and answer nobody, on
 a fleet with or without a spare place; replicas die, operators die. Replicas that answer are not taken away by us, the last one not even
-under Replace where a trial can know that the new revision is bad, and a quiet world comes to rest where it should."""
+under Replace where a trial can know that the new revision is bad, and a quiet cluster comes to rest where it should."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,10 +14,10 @@ from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE, LABEL_REVISION
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.signals import EndpointSignal, RevisionSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key
+from support.harness.fake_daemons import FakeDaemons
+from support.harness.harness import Harness
 from support.kube.fake_api import Body, Crash, crashed, fetching, is_ready, is_trial, passed, waiting
 from support.suite.profiles import examples
-from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.world import World
 
 CANARY = {"steps": [{"weight": 40, "hold": "20s"}], "abortOn": {"errorRate": "1%"}}
 # good and better serve, bad never starts, failing serves errors, mute is Ready to kubelet and answers no gateway; of absent there is no
@@ -58,18 +58,18 @@ class Rollouts(RuleBasedStateMachine):
     def start(self, replicas: int, strategy: str, spare: int | None, canary: bool) -> None:
         self.strategy, self.canary = strategy, canary and strategy != "Replace"
         rollout = {"strategy": strategy} | ({"canary": CANARY} if self.canary else {})
-        self.world = World(replicas=replicas, rollout=rollout, model={"uri": "pvc://good"})
-        self.api, self.places = self.world.api, None if spare is None else 3 + spare
+        self.harness = Harness(replicas=replicas, rollout=rollout, model={"uri": "pvc://good"})
+        self.api, self.places = self.harness.api, None if spare is None else 3 + spare
         self.api.graceful = True
-        self.daemons, self.world.signals = FakeDaemons(self.api), FakeSignals()
-        self.world.daemons = self.daemons
-        self.world.restart()
+        self.daemons, self.harness.signals = FakeDaemons(self.api), FakeSignals()
+        self.harness.daemons = self.daemons
+        self.harness.restart()
         self.dead: set[str] = set()
         self.speaks = {"good", "better", "failing", "slow"}
         self.tried: dict[str, int] = {}
         self.quiet_down(12)
 
-    # The world
+    # The cluster
 
     def active(self) -> list[Body]:
         return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"] and not is_trial(pod)]
@@ -118,15 +118,15 @@ class Rollouts(RuleBasedStateMachine):
         pod["status"] = {"phase": "Pending", "conditions": [why | {"lastTransitionTime": since}]}
 
     def now(self) -> str:
-        return (self.world.operator._clock()).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return (self.harness.operator._clock()).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @rule(model=MODELS)
     def edit(self, model: str) -> None:
-        self.world.edit(model={"uri": f"pvc://{model}"})
+        self.harness.edit(model={"uri": f"pvc://{model}"})
 
     @rule(replicas=st.integers(0, 3))
     def scale(self, replicas: int) -> None:
-        self.world.edit(replicas=replicas)
+        self.harness.edit(replicas=replicas)
 
     @rule()
     def kubelets_look(self) -> None:
@@ -138,7 +138,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 30, 90]))
     def time_passes(self, seconds: int) -> None:
-        self.world.later += timedelta(seconds=seconds)
+        self.harness.later += timedelta(seconds=seconds)
 
     @rule()
     def terminating_pods_end(self) -> None:
@@ -165,15 +165,15 @@ class Rollouts(RuleBasedStateMachine):
     def look(self, crash_in: int | None = None) -> None:
         models = self.models()
         failing = {name: 50 if model == "failing" else 0 for name, model in models.items()}
-        self.world.signals.errors = failing  # type: ignore[attr-defined]
+        self.harness.signals.errors = failing  # type: ignore[attr-defined]
         heard = {pod["metadata"]["name"]: WELL if self.answers(pod, models) else STUCK for pod in self.active() if is_ready(pod)}
-        self.world.signals.heard = heard  # type: ignore[attr-defined]
-        before, wanted = self.serving(), self.world.observed().wanted
+        self.harness.signals.heard = heard  # type: ignore[attr-defined]
+        before, wanted = self.serving(), self.harness.observed().wanted
         self.api.crash_in = crash_in
         try:
-            self.world.run()
+            self.harness.run()
         except (Crash, ClusterError):
-            self.world.restart()
+            self.harness.restart()
         self.api.crash_in = None
         spared = 0 if self.strategy == "Surge" or (self.asks() == "absent" and wanted == 1) else 1
         assert self.serving() >= min(before, wanted - spared), f"{before} served, {self.serving()} after the operator, {wanted} wanted"
@@ -188,17 +188,17 @@ class Rollouts(RuleBasedStateMachine):
             self.api.control()
             self.move()
             self.terminating_pods_end()
-            self.world.later += timedelta(seconds=15)
+            self.harness.later += timedelta(seconds=15)
 
     def teardown(self) -> None:
         """Nobody dies any more, and all answer. The current revision has all replicas, or it was turned back, or it cannot come and an
         older one serves."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "harness"):
             return
         self.dead.clear()
         self.speaks.add("mute")
         self.quiet_down(40)
-        drafted, service = self.world.plan(), self.api.of(SERVICES)[0]
+        drafted, service = self.harness.plan(), self.api.of(SERVICES)[0]
         current, wanted = drafted.current.name if drafted.current else "", service["spec"]["replicas"]
         asked = {body["metadata"]["name"]: body["spec"]["replicas"] for body in self.api.of(DEPLOYMENTS)}
         record: dict[str, Any] = service["status"].get("rollout") or {}
@@ -221,17 +221,17 @@ class Rollouts(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("strategy", "spare", "left"), [("Surge", None, 2), ("Surge", 1, 2), ("Replace", None, 1)])
 def test_a_ready_new_revision_that_does_not_answer_replaces_no_replica(strategy, spare, left):
-    world = Rollouts()
-    world.start(replicas=2, strategy=strategy, spare=spare, canary=False)
-    world.edit("mute")
-    world.quiet_down(12)
-    (service,) = world.api.of(SERVICES)
+    harness = Rollouts()
+    harness.start(replicas=2, strategy=strategy, spare=spare, canary=False)
+    harness.edit("mute")
+    harness.quiet_down(12)
+    (service,) = harness.api.of(SERVICES)
     ready = next(line for line in service["status"]["conditions"] if line["type"] == "Ready")
-    assert (world.serving(), service["status"]["rollout"]["phase"]) == (left, "Progressing")
+    assert (harness.serving(), service["status"]["rollout"]["phase"]) == (left, "Progressing")
     assert "is Ready, and no gateway can use it: stuck" in ready["message"]
-    world.speaks.add("mute")
-    world.quiet_down(12)
-    assert list(world.models().values()) == ["mute"]
+    harness.speaks.add("mute")
+    harness.quiet_down(12)
+    assert list(harness.models().values()) == ["mute"]
 
 
 class Alone(Rollouts):
@@ -257,19 +257,19 @@ class Alone(Rollouts):
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["Replace", "Auto"])
 def test_a_service_on_one_device_keeps_serving_if_the_new_model_does_not_exist(strategy, restarted):
-    world = Rollouts()
-    world.start(replicas=1, strategy=strategy, spare=None, canary=False)
-    world.places = 1
-    world.edit("absent")
+    harness = Rollouts()
+    harness.start(replicas=1, strategy=strategy, spare=None, canary=False)
+    harness.places = 1
+    harness.edit("absent")
     for _ in range(12):
-        world.quiet_down(1)
-        assert world.serving() == 1
+        harness.quiet_down(1)
+        assert harness.serving() == 1
         if restarted:
-            world.world.restart()
-    assert world.api.of(SERVICES)[0]["status"]["rollout"]["phase"] == "RolledBack"
-    world.edit("slow")
-    world.quiet_down(25)
-    assert list(world.models().values()) == ["slow"]
+            harness.harness.restart()
+    assert harness.api.of(SERVICES)[0]["status"]["rollout"]["phase"] == "RolledBack"
+    harness.edit("slow")
+    harness.quiet_down(25)
+    assert list(harness.models().values()) == ["slow"]
 
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]

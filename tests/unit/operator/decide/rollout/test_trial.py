@@ -27,8 +27,8 @@ from pagoda_operator.decide.rollout.counts import RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
 from pagoda_operator.run.settings import Settings
+from support.harness.harness import Harness
 from support.kube.fake_api import crashed, fetching, is_ready, is_trial, passed, running, scheduled, waiting
-from support.worlds.world import World
 
 NOW = 1_800_000_000.0
 HUB = {"uri": "hf://acme/tiny", "revision": "v1", "credential": "hub"}
@@ -61,8 +61,8 @@ def decided(trial=NONE, new=NEW, old=OLD, wanted=1, elapsed=None, **words):
     return decide(RolloutState(RolloutSpec(strategy=before.strategy), wanted, new, (old,), before, now=NOW, trial=trial, elapsed=elapsed))
 
 
-def targets(told):
-    return told.targets["new"], told.targets["old"]
+def targets(reported):
+    return reported.targets["new"], reported.targets["old"]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def targets(told):
     ],
 )
 def test_the_last_one_goes_when_a_trial_has_passed_and_not_before(tried, old, phase):
-    told = decided(tried)
-    assert (targets(told), told.tries, told.record.phase) == ((0, old), True, phase)
+    reported = decided(tried)
+    assert (targets(reported), reported.tries, reported.record.phase) == ((0, old), True, phase)
 
 
 def test_a_failed_trial_is_the_reason_of_the_rollback():
-    told = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
-    assert (told.record.reason, told.record.since) == ("The trial of the new revision failed: x: not found", None)
+    reported = decided(HERE._replace(failed="x: not found"), since="2026-01-01T00:00:00Z")
+    assert (reported.record.reason, reported.record.since) == ("The trial of the new revision failed: x: not found", None)
 
 
 # Of whom it is asked: the new side, the old side, how many are wanted, words of the record.
@@ -99,8 +99,8 @@ NO_TRIAL = {
 
 @pytest.mark.parametrize("case", NO_TRIAL)
 def test_there_is_no_trial_if_no_last_replica_is_at_stake(case):
-    told = decided(**NO_TRIAL[case])
-    assert (told.tries, "trial" in told.waits) == (False, False)
+    reported = decided(**NO_TRIAL[case])
+    assert (reported.tries, "trial" in reported.waits) == (False, False)
 
 
 @pytest.mark.parametrize("old", [revision("old", 1, 0, proven=True), revision("old", 1, 0, pods=0, proven=True)])
@@ -112,8 +112,8 @@ def test_a_hiccup_of_the_old_one_does_not_end_a_trial_that_is_under_way(old):
 
 def test_a_trial_that_has_passed_stays_until_the_old_one_is_gone():
     """It is the memory: an operator that begins anew goes on with the drain."""
-    told = decided(HERE._replace(passed=True), old=revision("old", 1, 0, proven=True))
-    assert (told.tries, targets(told)) == (True, (0, 0))
+    reported = decided(HERE._replace(passed=True), old=revision("old", 1, 0, proven=True))
+    assert (reported.tries, targets(reported)) == (True, (0, 0))
     assert not decided(HERE._replace(passed=True), old=revision("old", proven=True)).tries
 
 
@@ -135,16 +135,16 @@ def test_a_trial_without_a_place_is_waited_for_two_minutes():
 
 
 def test_a_trial_with_a_place_is_waited_for_without_limit():
-    told = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
-    assert (targets(told), told.tries, told.record.since) == ((0, 1), True, None)
+    reported = decided(HERE, since="2026-01-01T00:00:00Z", elapsed=80_000.0)
+    assert (targets(reported), reported.tries, reported.record.since) == ((0, 1), True, None)
 
 
 # On a cluster
 
 
-def world(tried=None, model=None, **spec):
+def harness(tried=None, model=None, **spec):
     """A service of one replica that serves; `tried`: what becomes of each trial's pod."""
-    made = World(rollout={"strategy": "Replace"}, **({"model": model} if model else {}), **spec)
+    made = Harness(rollout={"strategy": "Replace"}, **({"model": model} if model else {}), **spec)
     made.settle()
     made.make_ready()
     made.old = replicas(made)[0]["metadata"]["uid"]
@@ -190,7 +190,7 @@ BAD = {
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_cannot_come_up_turns_the_rollout_back_and_the_old_replica_is_never_touched(case, restarted):
     status, why = BAD[case]
-    made = world(status)
+    made = harness(status)
     made.edit(engine={"maxModelLen": 128})
     for _ in range(8):
         made.run()
@@ -199,9 +199,9 @@ def test_what_cannot_come_up_turns_the_rollout_back_and_the_old_replica_is_never
         if restarted:
             made.restart()
     assert (made.reason(), rollout(made)["phase"]) == ("RolledBack", "RolledBack")
-    told = made.conditions()["Stalled"]["message"]
-    assert why in told
-    assert told.endswith("1 ready replica of an older revision continues to serve")
+    reported = made.conditions()["Stalled"]["message"]
+    assert why in reported
+    assert reported.endswith("1 ready replica of an older revision continues to serve")
     assert (trials(made), len(made.api.of(DEPLOYMENTS))) == ([], 1)
     written = len(made.api.journal)
     made.settle()
@@ -225,8 +225,8 @@ SLOW = {
 
 @pytest.mark.parametrize("case", SLOW)
 def test_what_only_takes_long_is_waited_for_and_said(case):
-    status, told = SLOW[case]
-    made = world(status)
+    status, reported = SLOW[case]
+    made = harness(status)
     roll(made)
     for hours in (1, 23):
         made.later = timedelta(hours=hours)
@@ -234,14 +234,14 @@ def test_what_only_takes_long_is_waited_for_and_said(case):
         assert (untouched(made), made.reason()) == (True, "RollingOut")
     message = made.conditions()["Ready"]["message"]
     assert message.startswith("0 of 1 replicas ready: the old replica stays until the trial of the new revision has passed: tiny-")
-    assert told in message
+    assert reported in message
     trials(made)[0]["status"] = passed()
     made.settle()
     assert made.old not in [pod["metadata"]["uid"] for pod in replicas(made)]
 
 
 def test_a_registry_with_transient_errors_has_ten_minutes():
-    made = world(waiting("ImagePullBackOff", "toomanyrequests: you have reached your pull rate limit"))
+    made = harness(waiting("ImagePullBackOff", "toomanyrequests: you have reached your pull rate limit"))
     roll(made)
     made.later += timedelta(minutes=9)
     made.settle()
@@ -252,7 +252,7 @@ def test_a_registry_with_transient_errors_has_ten_minutes():
 
 
 def test_a_trial_that_ends_while_the_old_replica_is_not_ready_loses_no_replica():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made)
     made.api.graceful = True
     for pod in trials(made):
@@ -265,7 +265,7 @@ def test_a_trial_that_ends_while_the_old_replica_is_not_ready_loses_no_replica()
 
 
 def test_the_end_of_a_trial_is_not_waited_for():
-    made = world(passed())
+    made = harness(passed())
     made.api.graceful = True
     roll(made)
     for _ in range(6):
@@ -289,7 +289,7 @@ CACHED = {"uri": "hf://acme/tiny", "cache": {"pvc": "models"}}
     ],
 )
 def test_an_inconclusive_trial_rolls_nothing_back(status, model, goes_on):
-    made = world(status, model=model)
+    made = harness(status, model=model)
     roll(made)
     for _ in range(4):
         made.later += timedelta(minutes=5)
@@ -314,13 +314,13 @@ def test_how_a_program_is_run_is_part_of_what_is_tried():
 
 
 def test_the_time_of_a_canary_step_does_not_count_for_a_trial():
-    told = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
-    assert (targets(told), told.tries, told.record.step) == ((0, 1), True, None)
-    assert told.record.since != "1970-01-01T00:00:00Z"
+    reported = decided(record=record(step=0, since="1970-01-01T00:00:00Z"))
+    assert (targets(reported), reported.tries, reported.record.step) == ((0, 1), True, None)
+    assert reported.record.since != "1970-01-01T00:00:00Z"
 
 
 def test_a_trial_that_comes_to_no_end_within_a_day_has_failed():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made)
     made.later = timedelta(hours=24, seconds=1)
     made.settle()
@@ -329,7 +329,7 @@ def test_a_trial_that_comes_to_no_end_within_a_day_has_failed():
 
 
 def test_a_key_that_is_not_there_has_ten_minutes_as_with_a_replica():
-    made = world(waiting("CreateContainerConfigError", 'secret "hub" not found'))
+    made = harness(waiting("CreateContainerConfigError", 'secret "hub" not found'))
     roll(made)
     assert (made.run().again, rollout(made)["phase"]) == (600.0, "Progressing")
     made.later = timedelta(seconds=600)
@@ -339,7 +339,7 @@ def test_a_key_that_is_not_there_has_ten_minutes_as_with_a_replica():
 
 @pytest.mark.parametrize("status", [NO_NODE, {"phase": "Failed", "conditions": scheduled(False), "reason": "Evicted"}])
 def test_a_trial_without_a_place_delays_a_rollout_only_shortly(status):
-    made = world(status)
+    made = harness(status)
     roll(made)
     assert (untouched(made), len(trials(made))) == (True, 1)
     made.later = timedelta(seconds=PATIENCE_S - 1)
@@ -354,7 +354,7 @@ def test_a_trial_without_a_place_delays_a_rollout_only_shortly(status):
 
 @pytest.mark.parametrize("error", [Denied("403: exceeded quota: native"), Refused("422: admission webhook")])
 def test_a_refused_trial_delays_a_rollout_only_shortly(error):
-    made = world()
+    made = harness()
 
     def refuse(verb, kind, name):
         if (verb, kind) == ("create", "Pod"):
@@ -382,7 +382,7 @@ def test_a_refused_trial_delays_a_rollout_only_shortly(error):
 
 
 def test_a_trial_that_somebody_deletes_is_made_again_however_late():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made)
     (before,) = trials(made)
     made.later = timedelta(hours=2)
@@ -394,7 +394,7 @@ def test_a_trial_that_somebody_deletes_is_made_again_however_late():
 
 
 def test_another_image_is_another_trial_and_the_one_before_goes():
-    made = world(BACK_OFF)
+    made = harness(BACK_OFF)
     made.api.trial = lambda pod: BACK_OFF if pod["spec"]["containers"][0]["image"].endswith(":1") else PULLS
     made.edit(engine={"maxModelLen": 128})
     made.run()
@@ -406,7 +406,7 @@ def test_another_image_is_another_trial_and_the_one_before_goes():
 
 
 def test_a_spec_that_goes_back_ends_the_trial():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made)
     roll(made, engine={})
     assert (trials(made), untouched(made), made.reason(), rollout(made)) == ([], True, "Available", {})
@@ -414,7 +414,7 @@ def test_a_spec_that_goes_back_ends_the_trial():
 
 def test_a_surge_that_found_no_place_is_tried_before_it_replaces():
     """Auto on a full fleet: the new replica waits for a device beside the old one, and its image is bad."""
-    made = world(BACK_OFF)
+    made = harness(BACK_OFF)
     made.edit(rollout={"strategy": "Auto"}, engine={"maxModelLen": 128})
     short = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."}
     for _ in range(12):
@@ -436,7 +436,7 @@ def pod_of(made):
 
 
 def test_it_runs_the_image_for_its_version_and_reads_the_model_and_asks_for_no_device():
-    made = world(PULLS, model=HUB, credentials=SECRETS)
+    made = harness(PULLS, model=HUB, credentials=SECRETS)
     replicas(made)[0]["spec"] = {"nodeName": "node-1"}
     roll(made)
     spec = pod_of(made)["spec"]
@@ -454,7 +454,7 @@ def test_it_runs_the_image_for_its_version_and_reads_the_model_and_asks_for_no_d
 
 
 def test_a_claim_is_looked_into_where_the_profile_has_an_image_for_it():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made, model={"uri": "pvc://models/other"})
     spec = pod_of(made)["spec"]
     (fetch,) = spec["initContainers"]
@@ -465,7 +465,7 @@ def test_a_claim_is_looked_into_where_the_profile_has_an_image_for_it():
 
 
 def test_it_is_no_replica_and_leaves_the_inspection_alone():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made)
     labels, meta = pod_of(made)["metadata"]["labels"], made.observed().meta
     assert (labels[LABEL_SERVICE_UID], labels[LABEL_COMPONENT], LABEL_REVISION in labels) == (inspector_uid(meta.uid), "trial", False)
@@ -477,7 +477,7 @@ def test_it_is_no_replica_and_leaves_the_inspection_alone():
 
 
 def test_it_is_fenced_in_before_it_is_made_and_the_fence_goes_with_it():
-    made = world(PULLS)
+    made = harness(PULLS)
     callers = Callers(gateway="pagoda/gateway", operator="pagoda/operator", network_policy=True)
     made.operator._settings = Settings(callers=callers)
     roll(made)
@@ -559,14 +559,14 @@ def test_a_command_of_the_profile_s_own_need_only_run():
         (crashed(127, "no such program"), False),
         (PULLS, False),
     ):
-        made = world(status)
+        made = harness(status)
         made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
         roll(made)
         assert (made.old not in [pod["metadata"]["uid"] for pod in replicas(made)]) is over
 
 
 def test_it_is_of_what_the_revision_is_pinned_to():
-    made = world(PULLS)
+    made = harness(PULLS)
     roll(made)
     kept = {body["metadata"]["name"]: body["data"]["podTemplate"]["spec"] for body in made.api.of(CONTROLLER_REVISIONS)}
     name = pod_of(made)["metadata"]["name"].rpartition("-trial-")[0]

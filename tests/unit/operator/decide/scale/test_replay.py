@@ -59,8 +59,8 @@ DEMAND = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_generated_traces_do_not_change(name: str) -> None:
-    told = "".join(f"{arrival.at:.6f} {arrival.prompt} {arrival.answer}\n" for arrival in islice(generate(SHAPES[name]), 2000))
-    assert hashlib.sha256(told.encode()).hexdigest()[:16] == DEMAND[name]
+    reported = "".join(f"{arrival.at:.6f} {arrival.prompt} {arrival.answer}\n" for arrival in islice(generate(SHAPES[name]), 2000))
+    assert hashlib.sha256(reported.encode()).hexdigest()[:16] == DEMAND[name]
 
 
 @pytest.mark.parametrize(

@@ -13,24 +13,24 @@ from pagoda_operator.decide.scale.learned import decode
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run import scaler
 from structlog.testing import capture_logs
+from support.harness.fleets import H100, TINY, fleet, gpu, node, pod, whole
+from support.harness.harness import KEY, now
+from support.harness.scaled import PAGE, ScaledHarness
 from support.kube.fake_api import is_ready, running, service_body
-from support.worlds.fleets import H100, TINY, fleet, gpu, node, pod, whole
-from support.worlds.scaled import PAGE, ScaledWorld
-from support.worlds.world import KEY, now
 
 AUTO: dict[str, Any] = {"mode": "Auto", "min": 0, "max": 8}
 ENGINE = {"maxConcurrency": 16}
 
 
-def world(**scaling: Any) -> ScaledWorld:
-    made = ScaledWorld(scaling=AUTO | scaling, replicas=1, engine=ENGINE)
+def harness(**scaling: Any) -> ScaledHarness:
+    made = ScaledHarness(scaling=AUTO | scaling, replicas=1, engine=ENGINE)
     made.settle()
     made.serve()
     return made
 
 
 def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
-    here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    here = harness(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     here.flow(300)
     assert here.wanted() == 0
     assert here.reason() == "ScaledToZero"
@@ -46,20 +46,20 @@ def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
     assert here.wanted() == many, "within the window"
     here.flow(400)
     assert here.wanted() == 1
-    told = here.told()
-    assert told["desired"] == 1
-    assert len(told["lastDecisions"]) == 5
-    for last, after in zip(told["lastDecisions"], told["lastDecisions"][1:], strict=False):
+    reported = here.reported()
+    assert reported["desired"] == 1
+    assert len(reported["lastDecisions"]) == 5
+    for last, after in zip(reported["lastDecisions"], reported["lastDecisions"][1:], strict=False):
         assert last["desired"] == after["from"] != after["desired"]
         assert last["time"] <= after["time"]
-    assert all(decision["reason"] for decision in told["lastDecisions"])
-    assert told["lastDecisions"][-1]["desired"] == told["desired"], "the newest are kept"
+    assert all(decision["reason"] for decision in reported["lastDecisions"])
+    assert reported["lastDecisions"][-1]["desired"] == reported["desired"], "the newest are kept"
     assert [line for line in here.writes(kind=SERVICES.kind) if line[0] != "status"] == []
 
 
 def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
-    here = world(min=1)
-    assert here.told() == {
+    here = harness(min=1)
+    assert here.reported() == {
         "desired": 1,
         "reason": "No recent metrics from the gateway; keeping the current replica count.",
         "lastDecisions": [],
@@ -71,7 +71,7 @@ def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
 
 
 def test_a_restarted_operator_removes_nothing_for_a_window() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.gateways.rate = 6.0
     here.flow(200)
     many = here.wanted()
@@ -86,7 +86,7 @@ def test_a_restarted_operator_removes_nothing_for_a_window() -> None:
 
 
 def test_steady_load_costs_at_most_a_status_a_minute_and_rest_costs_nothing() -> None:
-    here = world(min=2)
+    here = harness(min=2)
     here.flow(600)
     before = len(here.api.journal)
     here.flow(3600)
@@ -105,10 +105,10 @@ def test_steady_load_costs_at_most_a_status_a_minute_and_rest_costs_nothing() ->
 
 @pytest.mark.parametrize("short", [True, False])
 def test_an_idle_service_is_decided_once_a_minute_and_learns_the_same(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, looks = world(min=1), []
+    here, looks = harness(min=1), []
     here.short = short
     decided = scaler.decide
-    monkeypatch.setattr(scaler, "decide", lambda *told: looks.append(told) or decided(*told))
+    monkeypatch.setattr(scaler, "decide", lambda *reported: looks.append(reported) or decided(*reported))
     here.flow(900)
     looks.clear()
     here.flow(600)
@@ -123,10 +123,10 @@ def test_an_idle_service_is_decided_once_a_minute_and_learns_the_same(short: boo
 
 
 def test_at_rest_only_the_resync_runs() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.flow(900)
     assert here.run().again is None
-    sleeping = world(idleAfter="4m")
+    sleeping = harness(idleAfter="4m")
     sleeping.flow(60)
     assert (sleeping.run().again or 0) == pytest.approx(180.0, abs=6.0), "the idle timer"
     sleeping.flow(600)
@@ -134,17 +134,17 @@ def test_at_rest_only_the_resync_runs() -> None:
 
 
 def test_a_schedule_begins_in_time() -> None:
-    here = world(min=1, schedules=[{"name": "noon", "start": "2 0 1 1 *", "duration": "10m", "min": 3}])
+    here = harness(min=1, schedules=[{"name": "noon", "start": "2 0 1 1 *", "duration": "10m", "min": 3}])
     assert here.wanted() == 1
     assert (here.run().again or 0) == pytest.approx(120.0, abs=1.0)
     here.later += timedelta(seconds=120)
     here.settle()
     assert here.wanted() == 3
-    assert here.told()["reason"] == "No recent metrics from the gateway; min of schedule noon is 3."
+    assert here.reported()["reason"] == "No recent metrics from the gateway; min of schedule noon is 3."
 
 
 def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     before = len(here.writes(kind=DEPLOYMENTS.kind))
     here.edit(scaling=AUTO | {"schedules": [{"name": "x", "start": "99 0 * * *", "duration": "1h", "min": 3}]})
     here.settle()
@@ -155,7 +155,7 @@ def test_a_bad_schedule_stalls_and_touches_no_child() -> None:
 
 def test_external_and_manual_do_what_spec_says() -> None:
     for mode in ("External", "Manual"):
-        here = ScaledWorld(scaling={"mode": mode}, replicas=3, engine=ENGINE)
+        here = ScaledHarness(scaling={"mode": mode}, replicas=3, engine=ENGINE)
         here.settle()
         here.gateways.rate = 40.0
         here.flow(300)
@@ -163,11 +163,11 @@ def test_external_and_manual_do_what_spec_says() -> None:
         here.edit(replicas=5)
         here.settle()
         assert here.wanted() == 5
-        assert here.told() == {"desired": 5, "lastDecisions": []}
+        assert here.reported() == {"desired": 5, "lastDecisions": []}
 
 
 def test_external_at_zero_serves_a_held_request_and_goes_back_to_zero() -> None:
-    here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
+    here = ScaledHarness(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
     here.settle()
     here.flow(60)
     assert here.wanted() == 0
@@ -186,14 +186,14 @@ def test_external_at_zero_serves_a_held_request_and_goes_back_to_zero() -> None:
     here.gateways.rate = 0.0
     here.flow(180)
     assert here.wanted() == 0
-    manual = ScaledWorld(replicas=0)
+    manual = ScaledHarness(replicas=0)
     manual.settle()
     manual.hold(5)
     assert manual.wanted() == 0, "a person switched it off"
 
 
 def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() -> None:
-    here = ScaledWorld(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
+    here = ScaledHarness(scaling={"mode": "External", "min": 0, "idleAfter": "2m"}, replicas=0, engine=ENGINE)
     here.flow(60)
     here.hold(1)
     here.serve()
@@ -201,7 +201,7 @@ def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() 
     here.gateways.known = False
     here.settle()
     assert here.wanted() == 1
-    assert here.told()["desired"] == 1
+    assert here.reported()["desired"] == 1
     here.gateways.known = True
     here.flow(180)
     assert here.wanted() == 0
@@ -212,7 +212,7 @@ def test_a_restarted_operator_keeps_a_started_replica_until_a_gateway_reports() 
 
 @pytest.mark.deep
 def test_the_page_is_written_hourly_and_only_after_load() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.flow(3 * 3600)
     here.run()
     assert here.page() is None, "no load, nothing learned"
@@ -240,7 +240,7 @@ def test_the_page_is_written_hourly_and_only_after_load() -> None:
 
 
 def test_how_long_a_start_takes_is_learned_and_outlasts_the_process() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.gateways.rate = 6.0
     here.flow(30, serve=False)
     here.later += timedelta(seconds=70)
@@ -259,15 +259,15 @@ def test_how_long_a_start_takes_is_learned_and_outlasts_the_process() -> None:
 
 
 def test_a_starting_service_reports_when_it_should_serve() -> None:
-    here = world(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
+    here = harness(idleAfter="4m", behavior={"scaleDown": {"stabilizationWindowSeconds": 300}})
     for woken in range(2):
         here.gateways.held = 0
         here.flow(400)
         assert here.wanted() == 0
         here.hold(1)
         due = here.later + timedelta(seconds=70)
-        told = here.api.of(SERVICES)[0]["status"].get("readyExpectedAt")
-        assert told == ((now() + due).strftime("%Y-%m-%dT%H:%M:%SZ") if woken else None)
+        reported = here.api.of(SERVICES)[0]["status"].get("readyExpectedAt")
+        assert reported == ((now() + due).strftime("%Y-%m-%dT%H:%M:%SZ") if woken else None)
         here.later = due
         here.serve()
         assert "readyExpectedAt" not in here.api.of(SERVICES)[0]["status"]
@@ -276,7 +276,7 @@ def test_a_starting_service_reports_when_it_should_serve() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("data", [{}, {HISTORY_KEY: "{"}, {HISTORY_KEY: json.dumps({"version": 9})}, {"other": "x"}, None])
 def test_an_invalid_page_is_logged_and_written_again(data: dict[str, str] | None) -> None:
-    here = world(min=1)
+    here = harness(min=1)
     uid = here.api.of(SERVICES)[0]["metadata"]["uid"]
     owners = [{"kind": "InferenceService", "name": "tiny", "uid": uid, "controller": True}]
     here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns", "ownerReferences": owners}, "data": data})
@@ -293,7 +293,7 @@ def test_an_invalid_page_is_logged_and_written_again(data: dict[str, str] | None
 
 
 def test_a_configmap_of_another_owner_is_not_touched() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     theirs = here.api.put(CONFIG_MAPS, {"metadata": {"name": PAGE, "namespace": "ns"}, "data": {"theirs": "x"}})
     before = dict(theirs)
     here.gateways.rate = 1.0
@@ -307,7 +307,7 @@ def test_a_configmap_of_another_owner_is_not_touched() -> None:
 
 
 def test_a_recreated_service_remembers_nothing() -> None:
-    here = world(min=1)
+    here = harness(min=1)
     here.gateways.rate = 6.0
     here.flow(120)
     assert here.wanted() > 1
@@ -321,14 +321,14 @@ def test_a_recreated_service_remembers_nothing() -> None:
 
 
 def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> None:
-    here = ScaledWorld(scaling=AUTO, replicas=1, engine=ENGINE | {"maxModelLen": 4096}, accelerators=[gpu("H100")], model={"uri": TINY})
+    here = ScaledHarness(scaling=AUTO, replicas=1, engine=ENGINE | {"maxModelLen": 4096}, accelerators=[gpu("H100")], model={"uri": TINY})
     here.fleet = old_fleet(gpus=3)
     here.restart()
     here.settle()
     here.serve()
     here.gateways.rate = 12.0
     while here.gateways.measures == [] or len(here.pods()) < 4:
-        assert len(here.gateways.measures) < 200, here.told()
+        assert len(here.gateways.measures) < 200, here.reported()
         here.flow(5, serve=False)
         for body in here.pods()[:3]:
             if not is_ready(body):
@@ -336,7 +336,7 @@ def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> N
         here.fleet = old_fleet(gpus=3, used=min(3, len(here.pods())))
     here.flow(300, serve=False)
     assert here.wanted() == 4
-    assert here.told()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
+    assert here.reported()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
 
 
 def old_fleet(gpus: int, used: int = 0) -> Inventory:

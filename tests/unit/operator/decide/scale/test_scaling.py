@@ -34,7 +34,7 @@ def based(spec: ScalingSpec, current: int, **fields: Any) -> Basis:
     return Basis(spec=spec, current=current, **defaults | fields)
 
 
-def told(rate: float, *, seconds: float = 600.0, until: float = NOW.steady, waiting: int = 0, **fields: Any) -> ServiceSignals:
+def reported(rate: float, *, seconds: float = 600.0, until: float = NOW.steady, waiting: int = 0, **fields: Any) -> ServiceSignals:
     """`rate` requests per second of HOLD_S seconds each, for so long."""
     count = round(rate * BIN_S)
     times = [until - i * BIN_S for i in reversed(range(int(seconds / BIN_S)))]
@@ -61,29 +61,29 @@ def decided(basis: Basis, signals: ServiceSignals | None, memory: Memory | None 
 
 
 def test_manual_mode_makes_no_decision() -> None:
-    held = told(0.0, held=9, wake=True)
+    held = reported(0.0, held=9, wake=True)
     assert number(based(ScalingSpec(), 0, replicas=0), held) is None
-    assert number(based(ScalingSpec(), 3, replicas=3), told(50.0)) is None
+    assert number(based(ScalingSpec(), 3, replicas=3), reported(50.0)) is None
 
 
 def test_external_mode_makes_no_decision_above_zero() -> None:
-    for signals in (None, told(0.0), told(50.0, held=9, wake=True)):
+    for signals in (None, reported(0.0), reported(50.0, held=9, wake=True)):
         assert number(based(external(), 3, replicas=3), signals) is None
 
 
 def test_external_at_zero_a_held_request_starts_one_and_idleness_removes_it() -> None:
     """An HPA at 0 is off: 0→1 stays with the gateway's demand."""
     asleep = based(external(), 0, replicas=0)
-    assert number(asleep, told(0.0)) is None
+    assert number(asleep, reported(0.0)) is None
     assert number(asleep, None) is None
     for demand in ({"held": 1}, {"wake": True}):
-        found = decided(asleep, told(0.0, **demand))
+        found = decided(asleep, reported(0.0, **demand))
         assert (found.replicas, found.reason) == (1, "Requests are held and spec.replicas is 0.")
     awake = based(external(min=0, idleAfter="2m"), 1, replicas=0)
-    assert number(awake, told(1.0)) == 1
-    assert number(awake, told(0.0, seconds=110.0)) == 1, "not yet seen idle for so long"
-    assert number(awake, told(0.0)) is None, "back to spec.replicas"
-    assert number(awake, replace(told(0.0), fresh=False)) == 1, "never down without fresh signals"
+    assert number(awake, reported(1.0)) == 1
+    assert number(awake, reported(0.0, seconds=110.0)) == 1, "not yet seen idle for so long"
+    assert number(awake, reported(0.0)) is None, "back to spec.replicas"
+    assert number(awake, replace(reported(0.0), fresh=False)) == 1, "never down without fresh signals"
 
 
 def test_external_at_zero_a_started_replica_stays_until_a_gateway_reports() -> None:
@@ -105,22 +105,22 @@ def test_auto_begins_at_spec_replicas_and_stays_without_gateways() -> None:
 
 def test_only_idleness_scales_to_zero() -> None:
     sleepy = auto(min=0, idleAfter="20m")
-    assert number(based(sleepy, 1), told(0.0, seconds=900.0)) == 1, "the last replica does not go by the window"
-    assert number(based(sleepy, 1), told(0.0, seconds=1230.0)) == 0
-    assert number(based(sleepy, 1), told(0.0), remembered(1, busy_at=NOW.steady - 1190.0)) == 1, "longer ago than the measures go back"
-    assert number(based(auto(min=0), 1), told(0.0, seconds=310.0)) == 0, "five minutes where nobody says"
-    assert number(based(auto(min=1), 1), told(0.0, seconds=3000.0)) == 1
+    assert number(based(sleepy, 1), reported(0.0, seconds=900.0)) == 1, "the last replica does not go by the window"
+    assert number(based(sleepy, 1), reported(0.0, seconds=1230.0)) == 0
+    assert number(based(sleepy, 1), reported(0.0), remembered(1, busy_at=NOW.steady - 1190.0)) == 1, "longer ago than the measures go back"
+    assert number(based(auto(min=0), 1), reported(0.0, seconds=310.0)) == 0, "five minutes where nobody says"
+    assert number(based(auto(min=1), 1), reported(0.0, seconds=3000.0)) == 1
 
 
 def test_nothing_starts_at_zero_without_a_request() -> None:
-    assert number(based(auto(min=0), 0, replicas=0), told(0.0, seconds=60.0)) == 0
-    assert number(based(auto(min=0), 0, replicas=0), told(0.0, seconds=3000.0)) == 0
+    assert number(based(auto(min=0), 0, replicas=0), reported(0.0, seconds=60.0)) == 0
+    assert number(based(auto(min=0), 0, replicas=0), reported(0.0, seconds=3000.0)) == 0
 
 
 @pytest.mark.parametrize("demand", [{"held": 1}, {"wake": True}])
 @pytest.mark.parametrize("measures", [True, False], ids=["measured", "not yet measured"])
 def test_the_first_held_request_starts_one_at_once(demand: dict[str, Any], measures: bool) -> None:
-    signals = told(0.0, seconds=600.0 if measures else 0.0, **demand)
+    signals = reported(0.0, seconds=600.0 if measures else 0.0, **demand)
     for spec in (auto(min=0), auto(min=0, behavior={"scaleUp": {"selectPolicy": "Disabled", "stabilizationWindowSeconds": 600}})):
         found = decided(based(spec, 0), signals)
         assert found.replicas == 1
@@ -131,31 +131,31 @@ def test_the_first_held_request_starts_one_at_once(demand: dict[str, Any], measu
 
 
 def test_max_is_named() -> None:
-    found = decided(based(auto(max=5), 4), told(40.0))
+    found = decided(based(auto(max=5), 4), reported(40.0))
     assert found.replicas == 5
     assert ", but max is 5." in found.reason
 
 
 def test_a_schedule_is_named() -> None:
     weekly = [{"name": "office", "start": "0 0 * * *", "duration": "24h", "min": 6, "max": 8}]
-    low = decided(based(auto(schedules=weekly), 1), told(0.0))
+    low = decided(based(auto(schedules=weekly), 1), reported(0.0))
     assert (low.replicas, low.reason) == (6, "0 replicas are enough. The min of schedule office is 6.")
-    assert "max of schedule office is 8" in decided(based(auto(schedules=weekly), 8), told(40.0)).reason
+    assert "max of schedule office is 8" in decided(based(auto(schedules=weekly), 8), reported(40.0)).reason
 
 
 def test_quota_is_named_and_drains() -> None:
-    found = decided(based(auto(), 4, granted=5), told(40.0))
+    found = decided(based(auto(), 4, granted=5), reported(40.0))
     assert found.replicas == 5
     assert found.reason.endswith("the quota allows 5.")
-    assert decided(based(auto(), 4, granted=2), told(12.0)).replicas == 2, "a quota that shrank"
+    assert decided(based(auto(), 4, granted=2), reported(12.0)).replicas == 2, "a quota that shrank"
 
 
 def test_room_is_named_keeps_ready_replicas_and_one_that_waits() -> None:
-    found = decided(based(auto(), 4, placeable=6), told(40.0))
+    found = decided(based(auto(), 4, placeable=6), reported(40.0))
     assert found.replicas == 7
     assert found.reason.endswith(", but 6 can be placed now, and one more waits for capacity.")
-    assert number(based(auto(), 4, placeable=2), told(12.0)) == 4
-    assert number(based(auto(min=0), 0, placeable=0), told(0.0, held=3)) == 1
+    assert number(based(auto(), 4, placeable=2), reported(12.0)) == 4
+    assert number(based(auto(min=0), 0, placeable=0), reported(0.0, held=3)) == 1
 
 
 # What holds always
@@ -222,7 +222,7 @@ def test_bounds_apply_and_scale_down_needs_a_window_of_fresh_metrics(
 @settings(max_examples=examples(80), deadline=None)
 @given(st.floats(0.1, 30.0), st.floats(1.0, 3.0), st.integers(1, 12))
 def test_more_load_never_asks_for_fewer(rate: float, factor: float, current: int) -> None:
-    low, high = (number(based(auto(), current), told(r)) for r in (rate, rate * factor))
+    low, high = (number(based(auto(), current), reported(r)) for r in (rate, rate * factor))
     assert low is not None
     assert high is not None
     assert high >= low
@@ -233,19 +233,19 @@ def test_more_load_never_asks_for_fewer(rate: float, factor: float, current: int
 def test_a_restart_removes_nothing_for_a_window(rate: float, current: int, age: float) -> None:
     """The new process remembers nothing; how long gateways were watched before does not count for it."""
     fresh = Memory(NOW.steady - age, current)
-    found = number(based(auto(min=1), current), told(rate), fresh)
+    found = number(based(auto(min=1), current), reported(rate), fresh)
     assert found is not None
     assert found >= current
-    recently_watched = told(rate, seconds=age)
+    recently_watched = reported(rate, seconds=age)
     assert (number(based(auto(min=1), current), recently_watched, remembered(current)) or 0) >= current
 
 
 def test_without_fresh_metrics_nothing_is_removed() -> None:
     for signals in (
         None,
-        replace(told(0.0, seconds=3000.0), fresh=False),
-        told(0.0, seconds=3000.0, until=NOW.steady - 60.0),
-        told(0.0, seconds=0.0),
+        replace(reported(0.0, seconds=3000.0), fresh=False),
+        reported(0.0, seconds=3000.0, until=NOW.steady - 60.0),
+        reported(0.0, seconds=0.0),
     ):
         found = decided(based(auto(min=0), 5), signals)
         assert found.replicas == 5
@@ -257,7 +257,7 @@ def test_a_silent_replica_blocks_scale_down_for_a_minute() -> None:
     silent, unhealthy = EndpointSignal(Seen.DEAD, bad_s=20.0), EndpointSignal(Seen.DEAD, bad_s=61.0)
     for other, expected in ((heard, 1), (silent, 2), (unhealthy, 1), (None, 2)):
         endpoints = {"a": heard} | ({"b": other} if other else {})
-        signals = told(0.1, endpoints=endpoints)
+        signals = reported(0.1, endpoints=endpoints)
         assert number(based(auto(), 2, serving=("a", "b")), signals) == expected, other
 
 
@@ -266,7 +266,7 @@ def test_replicas_that_start_slowly_are_ordered_once() -> None:
     spec, current, memory, orders = auto(max=100), 2, remembered(2), []
     for second in range(0, 400, 5):
         moment = Moment(NOW.steady + second, NOW.wall + second)
-        signals = told(12.0, until=moment.steady, waiting=10 + 3 * second)
+        signals = reported(12.0, until=moment.steady, waiting=10 + 3 * second)
         births = (NOW.wall,) * (current - 2)
         found, memory = decide(based(spec, current, ready=2, starting=births), signals, memory, moment)
         assert found is not None
@@ -279,7 +279,7 @@ def test_replicas_that_start_slowly_are_ordered_once() -> None:
 
 def test_a_rollouts_surge_is_not_demand() -> None:
     """Six pods serve while three are wanted: nothing is taken from the three, nothing is added to them."""
-    assert number(based(auto(min=3), 3, ready=6), told(0.0), Memory(NOW.steady - 10.0, 3)) == 3
+    assert number(based(auto(min=3), 3, ready=6), reported(0.0), Memory(NOW.steady - 10.0, 3)) == 3
 
 
 # Prediction
@@ -296,18 +296,18 @@ def wise(load: float) -> Learned:
 def test_the_forecast_is_ordered_in_time() -> None:
     predictive = auto(predictive={"enabled": True})
     memory = remembered(1, learned=wise(90.0))
-    found = decided(based(predictive, 1), told(0.2), memory)
+    found = decided(based(predictive, 1), reported(0.2), memory)
     assert found.replicas == math.ceil((90.0 + 2 * 2.5 * math.sqrt(90.0)) / ROWS)
     assert "On previous days the load was 90 rows" in found.reason
-    assert number(based(auto(), 1), told(0.2), memory) == 1, "only where it is asked for"
+    assert number(based(auto(), 1), reported(0.2), memory) == 1, "only where it is asked for"
     soon = auto(predictive={"enabled": True, "horizon": "1m"})
-    assert (number(based(soon, 1), told(0.2), memory) or 0) < found.replicas, "a horizon of its own"
+    assert (number(based(soon, 1), reported(0.2), memory) or 0) < found.replicas, "a horizon of its own"
 
 
 def test_a_forecast_starts_replicas_from_zero() -> None:
     predictive = auto(min=0, predictive={"enabled": True})
-    assert (number(based(predictive, 0), told(0.0, seconds=3000.0), remembered(0, learned=wise(40.0))) or 0) > 0
-    assert number(based(predictive, 0), told(0.0, seconds=3000.0), remembered(0, learned=wise(0.2))) == 0
+    assert (number(based(predictive, 0), reported(0.0, seconds=3000.0), remembered(0, learned=wise(40.0))) or 0) > 0
+    assert number(based(predictive, 0), reported(0.0, seconds=3000.0), remembered(0, learned=wise(0.2))) == 0
 
 
 # What is told
@@ -317,7 +317,7 @@ def test_the_reason_changes_at_most_once_a_minute() -> None:
     memory, texts = remembered(3), []
     for second in range(0, 600, 5):
         moment = Moment(NOW.steady + second, NOW.wall + second)
-        noisy = told(3.0 + 0.2 * (second % 3), until=moment.steady)
+        noisy = reported(3.0 + 0.2 * (second % 3), until=moment.steady)
         found, memory = decide(based(auto(min=3), 3), noisy, memory, moment)
         assert found is not None
         assert found.replicas == 3
@@ -328,7 +328,7 @@ def test_the_reason_changes_at_most_once_a_minute() -> None:
 
 def test_the_previous_leaders_reason_stays_while_the_number_stays() -> None:
     memory = remembered(1, reported="0 replicas are enough. The min is 1.", reported_at=NOW.steady)
-    found, memory = decide(based(auto(), 1), told(0.0), memory, NOW)
+    found, memory = decide(based(auto(), 1), reported(0.0), memory, NOW)
     assert found is not None
     assert found.reason == "0 replicas are enough. The min is 1."
     assert memory.reported_cause == "min"
@@ -338,13 +338,13 @@ def test_memory_is_bounded_and_keeps_what_counts() -> None:
     memory = remembered(4)
     for second in range(0, 7200, 5):
         moment = Moment(NOW.steady + second, NOW.wall + second)
-        _, memory = decide(based(auto(), memory.wanted), told(4.0 - second / 3600, until=moment.steady), memory, moment)
+        _, memory = decide(based(auto(), memory.wanted), reported(4.0 - second / 3600, until=moment.steady), memory, moment)
     assert len(memory.recommendations) <= 61
     assert [asked.replicas for asked in memory.recommendations] == sorted(
         (asked.replicas for asked in memory.recommendations), reverse=True
     )
     assert len(memory.changes) <= 1
     one = Recommendation(NOW.steady, 9, 9)
-    kept, _ = decide(based(auto(), 9), told(0.5), remembered(9, recommendations=(replace(one, at=NOW.steady - 299.0),)), NOW)
+    kept, _ = decide(based(auto(), 9), reported(0.5), remembered(9, recommendations=(replace(one, at=NOW.steady - 299.0),)), NOW)
     assert kept is not None
     assert kept.replicas == 9

@@ -7,8 +7,8 @@ import yaml
 from lupa.lua51 import LuaRuntime
 from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import GROUP
+from support.harness.status_states import STATES
 from support.judges.kstatus import kstatus
-from support.worlds.status_states import STATES
 
 FOLDER = Path(__file__).parents[5] / "charts/pagoda/argocd"
 SCRIPT = (FOLDER / "health.lua").read_text()

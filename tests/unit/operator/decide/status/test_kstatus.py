@@ -8,19 +8,19 @@ from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import DEGRADED, SERVICE
 from pagoda_contracts.resources.service import InferenceServiceStatus
 from pagoda_operator.api.state import PODS, SERVICES
+from support.harness.harness import Harness
+from support.harness.status_states import STATES
 from support.judges.history import Version, violations
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import copied, crashed, running
-from support.worlds.status_states import STATES
-from support.worlds.world import World
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_every_state_is_read_as_what_it_is(name):
     state = STATES[name]
     body = state.body()
-    told = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
-    assert (told, kstatus(body)) == ({state.reason}, state.verdict)
+    reported = {line["reason"] for line in body["status"]["conditions"] if line["type"] == "Ready"}
+    assert (reported, kstatus(body)) == ({state.reason}, state.verdict)
     assert violations([Version(body)]) == []
     assert all(re.fullmatch("[A-Z][A-Za-z]+", line["reason"]) for line in body["status"]["conditions"])
     assert InferenceServiceStatus.model_validate(body["status"]).wire() == body["status"]
@@ -51,7 +51,7 @@ def test_a_deleted_service_is_terminating_whatever_its_status_says():
     assert kstatus(body) == "Terminating"
 
 
-class Recorded(World):
+class Recorded(Harness):
     """Keeps every version of the service."""
 
     def __init__(self, **spec):
@@ -73,22 +73,22 @@ class Recorded(World):
 
 
 def test_through_start_crash_recovery_rollout_and_scale_the_status_stays_honest():
-    world = Recorded(replicas=2)
-    world.settle()
+    harness = Recorded(replicas=2)
+    harness.settle()
     for status in (running(), running(ready=True), crashed(code=1), running(ready=True)):
-        world.fate(status)
-    world.make_ready()
+        harness.fate(status)
+    harness.make_ready()
     for change in ({"engine": {"maxModelLen": 128}}, {"replicas": 3}, {"replicas": 0}, {"profileRef": {"name": "nobody"}}):
-        world.changes += 1
-        world.edit(**change)
-        world.settle()
-        world.make_ready()
-    assert len(world.versions) > 15
-    assert violations(world.versions) == []
+        harness.changes += 1
+        harness.edit(**change)
+        harness.settle()
+        harness.make_ready()
+    assert len(harness.versions) > 15
+    assert violations(harness.versions) == []
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reported"),
     [
         (lambda status: status.update(readyReplicas=0), "Ready with 0 of 1"),
         (lambda status: status.pop("observedGeneration"), "observedGeneration None"),
@@ -98,11 +98,11 @@ def test_through_start_crash_recovery_rollout_and_scale_the_status_stays_honest(
         (lambda status: status["conditions"][0].update(observedGeneration=7), "another generation"),
     ],
 )
-def test_a_dishonest_version_is_found(spoil, told):
+def test_a_dishonest_version_is_found(spoil, reported):
     body = STATES["serving"].body()
     spoil(body["status"])
     (fault, *_) = violations([Version(body)])
-    assert told in fault
+    assert reported in fault
 
 
 def test_flips_and_times_and_generations_are_judged_over_the_history():

@@ -3,8 +3,8 @@
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
 from pagoda_operator.watch.triggers import NameOwners
+from support.harness.harness import KEY, Harness
 from support.kube.fake_api import service_body
-from support.worlds.world import KEY, World
 
 OLD, NEW = "2025-01-01T00:00:00Z", "2026-06-01T00:00:00Z"
 
@@ -62,50 +62,50 @@ def test_unclaimed_names_are_forgotten(owners):
 
 
 def test_a_first_look_knows_all_services():
-    world = World()
-    older = world.api.put(SERVICES, body("old", "tiny", namespace="other"))
+    harness = Harness()
+    older = harness.api.put(SERVICES, body("old", "tiny", namespace="other"))
     older["metadata"]["creationTimestamp"] = OLD
-    world.settle()
-    line = world.conditions()["Stalled"]
+    harness.settle()
+    line = harness.conditions()["Stalled"]
     assert (line["status"], line["reason"]) == ("True", "NameConflict")
     assert "'tiny' belongs to other/old" in line["message"]
-    assert world.names(DEPLOYMENTS) == []
+    assert harness.names(DEPLOYMENTS) == []
 
 
 def test_the_name_of_one_that_goes_is_the_next_ones():
-    world = World()
-    older = world.api.put(SERVICES, body("old", "tiny", namespace="other"))
+    harness = Harness()
+    older = harness.api.put(SERVICES, body("old", "tiny", namespace="other"))
     older["metadata"]["creationTimestamp"] = OLD
-    world.settle()
-    del world.api.objects[("InferenceService", "other", "old")]
-    world.settle()
-    world.make_ready()
-    assert world.conditions()["Ready"]["status"] == "True"
+    harness.settle()
+    del harness.api.objects[("InferenceService", "other", "old")]
+    harness.settle()
+    harness.make_ready()
+    assert harness.conditions()["Ready"]["status"] == "True"
 
 
 def test_a_service_with_one_name_left_serves_under_it():
-    world = World(model={"uri": "pvc://models/tiny", "servedNames": ["mine", "theirs"]})
-    older = world.api.put(SERVICES, body("old", "theirs", namespace="other"))
+    harness = Harness(model={"uri": "pvc://models/tiny", "servedNames": ["mine", "theirs"]})
+    older = harness.api.put(SERVICES, body("old", "theirs", namespace="other"))
     older["metadata"]["creationTimestamp"] = OLD
-    world.settle()
-    world.make_ready()
-    assert world.reason() == "NameConflict"
-    assert len(world.names(DEPLOYMENTS)) == 1
+    harness.settle()
+    harness.make_ready()
+    assert harness.reason() == "NameConflict"
+    assert len(harness.names(DEPLOYMENTS)) == 1
 
 
 def test_a_running_service_goes_on_if_it_loses_names():
-    world = World()
-    world.settle()
-    world.make_ready()
-    before = world.names(DEPLOYMENTS)
-    older = world.api.put(SERVICES, body("old", "tiny", namespace="other"))
+    harness = Harness()
+    harness.settle()
+    harness.make_ready()
+    before = harness.names(DEPLOYMENTS)
+    older = harness.api.put(SERVICES, body("old", "tiny", namespace="other"))
     older["metadata"]["creationTimestamp"] = OLD
     older["status"] = {"servedNames": ["tiny"]}
-    world.edit(replicas=2)
-    world.settle()
-    (deployment,) = world.api.of(DEPLOYMENTS)
-    assert (world.names(DEPLOYMENTS), deployment["spec"]["replicas"], world.reason()) == (before, 2, "NameConflict")
-    assert KEY.name in world.conditions()["Stalled"]["message"]
+    harness.edit(replicas=2)
+    harness.settle()
+    (deployment,) = harness.api.of(DEPLOYMENTS)
+    assert (harness.names(DEPLOYMENTS), deployment["spec"]["replicas"], harness.reason()) == (before, 2, "NameConflict")
+    assert KEY.name in harness.conditions()["Stalled"]["message"]
 
 
 def names(api, namespace, name):
@@ -114,26 +114,26 @@ def names(api, namespace, name):
 
 @pytest.mark.parametrize("restarts", [True, False])
 def test_an_older_service_that_adds_a_name_does_not_take_it_from_a_younger_one_that_has_it(restarts):
-    world = World()
-    world.api.edit(SERVICES, "ns", "tiny", lambda body: body["metadata"].update(creationTimestamp=NEW))
-    world.settle()
-    world.make_ready()
-    assert names(world.api, "ns", "tiny") == ["tiny"]
-    world.api.put(SERVICES, body("old", "mine", namespace="other"))
-    world.run(Key("other", "old"))
-    assert names(world.api, "other", "old") == ["mine"]
+    harness = Harness()
+    harness.api.edit(SERVICES, "ns", "tiny", lambda body: body["metadata"].update(creationTimestamp=NEW))
+    harness.settle()
+    harness.make_ready()
+    assert names(harness.api, "ns", "tiny") == ["tiny"]
+    harness.api.put(SERVICES, body("old", "mine", namespace="other"))
+    harness.run(Key("other", "old"))
+    assert names(harness.api, "other", "old") == ["mine"]
     wants = {"uri": "pvc://m", "servedNames": ["mine", "tiny"]}
-    world.api.edit(SERVICES, "other", "old", lambda body: body["spec"].update(model=wants))
+    harness.api.edit(SERVICES, "other", "old", lambda body: body["spec"].update(model=wants))
     if restarts:
-        world.restart()
+        harness.restart()
     for _ in range(3):
-        world.run(Key("other", "old"))
-        world.settle()
-    assert (names(world.api, "ns", "tiny"), names(world.api, "other", "old")) == (["tiny"], ["mine"])
-    assert world.reason() == "Available"
-    told = next(c for c in world.api.objects[SERVICES.kind, "other", "old"]["status"]["conditions"] if c["type"] == "Stalled")
-    assert (told["reason"], "'tiny' belongs to ns/tiny" in told["message"]) == ("NameConflict", True)
-    del world.api.objects[SERVICES.kind, "ns", "tiny"]
-    world.run()
-    world.run(Key("other", "old"))
-    assert names(world.api, "other", "old") == ["mine", "tiny"]
+        harness.run(Key("other", "old"))
+        harness.settle()
+    assert (names(harness.api, "ns", "tiny"), names(harness.api, "other", "old")) == (["tiny"], ["mine"])
+    assert harness.reason() == "Available"
+    reported = next(c for c in harness.api.objects[SERVICES.kind, "other", "old"]["status"]["conditions"] if c["type"] == "Stalled")
+    assert (reported["reason"], "'tiny' belongs to ns/tiny" in reported["message"]) == ("NameConflict", True)
+    del harness.api.objects[SERVICES.kind, "ns", "tiny"]
+    harness.run()
+    harness.run(Key("other", "old"))
+    assert names(harness.api, "other", "old") == ["mine", "tiny"]

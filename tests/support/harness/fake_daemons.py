@@ -29,7 +29,7 @@ class FakeDaemons:
     def __init__(self, api: FakeApi) -> None:
         self.api = api
         self.epoch = 1
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
         self.refusing = False
         self._known: dict[str, FakeDaemon] = {}
 
@@ -44,7 +44,7 @@ class FakeDaemons:
         named = next((pod["metadata"]["uid"] for pod in self.api.of(PODS) if pod["metadata"]["name"] == order.pod), order.uid)
         assert order.uid == named, f"an order for {order.uid} went to {order.pod}, which is {named}: its daemon would refuse it"
         daemon = self._known.setdefault(order.uid, FakeDaemon())
-        self.told.append((order.pod, "serve" if order.deadline_ms is None else "drain"))
+        self.reported.append((order.pod, "serve" if order.deadline_ms is None else "drain"))
         if self.refusing:
             return Answer(DaemonState.REFUSED)
         if daemon.unreachable:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import httpx
 from pagoda_operator.api.state import CHILD_RESOURCES, PODS, QUOTAS, SERVICES
+from support.harness.capped_services import SLICES, YOUNGER, Tenant
 from support.judges.invariants import fallen, overdrawn, rivals, violations
 from support.judges.pacing import flips, hot, slow
 from support.judges.status_truth import is_ready
@@ -24,7 +25,6 @@ from support.kube.fault_proxy import Entry, FaultProxy
 from support.kube.namespace import NAME, Real
 from support.kube.operator_process import NAMESPACE, OPERATOR, OperatorProcess
 from support.kube.recorded import Event, Recorder
-from support.worlds.capped_services import SLICES, YOUNGER, Tenant
 
 # One for all: a revision's hash counts its name.
 PROFILE: dict[str, Any] = {"profileRef": {"name": "faults"}}
@@ -133,7 +133,7 @@ class Outcome:
 
 
 @dataclass
-class World:
+class Harness:
     """A namespace, the proxy, the operators."""
 
     real: Real
@@ -157,10 +157,10 @@ class World:
     def settled(self, replicas: int) -> bool:
         service = self.real.service()
         status: Body = service.get("status", {})
-        told = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
+        reported = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
         pods = [pod for pod in self.real.pods() if "deletionTimestamp" not in pod["metadata"]]
         fresh = status.get("observedGeneration") == service["metadata"]["generation"]
-        right = told == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
+        right = reported == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
         return fresh and right and len(pods) == replicas == sum(map(is_ready, pods)) == status.get("readyReplicas", 0)
 
     def quiet_for(self, seconds: float) -> bool:
@@ -175,69 +175,69 @@ class World:
         return shape
 
 
-Scenario = Callable[[World], None]
+Scenario = Callable[[Harness], None]
 
 
-def whole_life(world: World) -> None:
+def whole_life(harness: Harness) -> None:
     """Made, scaled up, changed to another revision, scaled to nothing, deleted."""
-    real = world.real
+    real = harness.real
     real.apply(replicas=1, **PROFILE)
-    world.rest(1)
+    harness.rest(1)
     real.edit(replicas=2)
-    world.rest(2)
+    harness.rest(2)
     real.edit(replicas=1, engine={"maxModelLen": 128})
-    world.rest(1, hold=True)
+    harness.rest(1, hold=True)
     real.edit(replicas=0)
-    world.rest(0)
-    leave(world)
+    harness.rest(0)
+    leave(harness)
 
 
-def leave(world: World) -> None:
+def leave(harness: Harness) -> None:
     """Deleted; until it is gone it holds its served name."""
-    real = world.real
+    real = harness.real
     real.kube.delete(SERVICES, real.namespace, NAME)
     eventually(lambda: not real.children() and not real.pods(), "nothing left")
 
 
-def grown(world: World) -> None:
+def grown(harness: Harness) -> None:
     """Made, and scaled up."""
-    world.real.apply(replicas=1, **PROFILE)
-    world.rest(1)
-    world.during()
-    world.real.edit(replicas=2)
-    world.rest(2, hold=True)
-    leave(world)
+    harness.real.apply(replicas=1, **PROFILE)
+    harness.rest(1)
+    harness.during()
+    harness.real.edit(replicas=2)
+    harness.rest(2, hold=True)
+    leave(harness)
 
 
-def restart_as_of(world: World, plan: Stale, version: str) -> None:
-    """The operator's next life sees the world first as it was at that version."""
+def restart_as_of(harness: Harness, plan: Stale, version: str) -> None:
+    """The operator's next life sees the cluster first as it was at that version."""
     plan.version = version
-    world.life.kill()
-    eventually(lambda: world.life.deaths, "the next life")
-    eventually(lambda: world.proxy.listed(SERVICES.plural), "a list by the new process")
+    harness.life.kill()
+    eventually(lambda: harness.life.deaths, "the next life")
+    eventually(lambda: harness.proxy.listed(SERVICES.plural), "a list by the new process")
     plan.version = ""
 
 
-def reborn(world: World) -> None:
+def reborn(harness: Harness) -> None:
     """Deleted and made again under the same name, at once."""
-    real = world.real
+    real = harness.real
     real.apply(replicas=1, **PROFILE)
-    world.rest(1)
+    harness.rest(1)
     real.kube.delete(SERVICES, real.namespace, NAME)
     real.apply(replicas=1, **PROFILE)
-    world.rest(1, hold=True)
-    leave(world)
+    harness.rest(1, hold=True)
+    leave(harness)
 
 
-def capped(world: World) -> None:
+def capped(harness: Harness) -> None:
     """Two services that share two slices: the older one leaves, the cap is lowered and raised, the older one comes back."""
-    tenant = Tenant(world.real)
+    tenant = Tenant(harness.real)
     tenant.capped(2)
     tenant.asks(NAME, 1)
     tenant.have(1, 0)
     tenant.asks(YOUNGER, 2)
     tenant.have(1, 1)
-    world.during()
+    harness.during()
     tenant.asks(NAME, 0)
     tenant.have(0, 2)
     tenant.capped(1)
@@ -246,7 +246,7 @@ def capped(world: World) -> None:
     tenant.asks(NAME, 2)
     tenant.capped(2)
     tenant.have(1, 1)
-    world.outcome.rests.append(world.shape())
+    harness.outcome.rests.append(harness.shape())
     tenant.leave()
 
 
@@ -254,34 +254,34 @@ SCENARIOS: dict[str, Scenario] = {"whole_life": whole_life, "grown": grown, "reb
 
 
 @contextmanager
-def world_of(real: Real, proxy: FaultProxy, account: Path, **how: Any) -> Iterator[World]:
+def harness_of(real: Real, proxy: FaultProxy, account: Path, **how: Any) -> Iterator[Harness]:
     """An operator behind the proxy; the proxy's kills are its. `how`: a program in its place, its Lease, its environment."""
-    with living(real, proxy, Life(account, **how)) as world:
-        yield world
+    with living(real, proxy, Life(account, **how)) as harness:
+        yield harness
 
 
 @contextmanager
-def living(real: Real, proxy: FaultProxy, life: Life) -> Iterator[World]:
+def living(real: Real, proxy: FaultProxy, life: Life) -> Iterator[Harness]:
     """Whoever works here; the proxy's kills are his."""
     with life:
         proxy.kill = life.kill
-        yield World(real, proxy, life)
+        yield Harness(real, proxy, life)
         assert [line for operator in life.all for line in operator.events("reconcile_bug")] == []
 
 
-def run(name: str, world: World, plan: Plan, during: Callable[[], None] = lambda: None) -> Outcome:
+def run(name: str, harness: Harness, plan: Plan, during: Callable[[], None] = lambda: None) -> Outcome:
     """One scenario under one plan of faults, judged over all that happened."""
-    world.proxy.begin(plan)
-    world.during = during
+    harness.proxy.begin(plan)
+    harness.during = during
     kinds = (SERVICES, PODS, QUOTAS, *CHILD_RESOURCES)
-    with Recorder(world.real.kube, world.real.namespace, kinds) as recorder:
-        SCENARIOS[name](world)
-    outcome, journal = world.outcome, world.proxy.journal.copy()
+    with Recorder(harness.real.kube, harness.real.namespace, kinds) as recorder:
+        SCENARIOS[name](harness)
+    outcome, journal = harness.outcome, harness.proxy.journal.copy()
     events = recorder.ordered()
-    outcome.broken += judged(events, journal, world.real.kube.asked) + list(overdrawn(events, world.real.namespace, SLICES))
-    if world.life.names:
-        outcome.broken += [*rivals(journal, world.life.names), *fallen(journal)]
-    outcome.deaths, outcome.requests = world.life.deaths, world.proxy.requests
+    outcome.broken += judged(events, journal, harness.real.kube.asked) + list(overdrawn(events, harness.real.namespace, SLICES))
+    if harness.life.names:
+        outcome.broken += [*rivals(journal, harness.life.names), *fallen(journal)]
+    outcome.deaths, outcome.requests = harness.life.deaths, harness.proxy.requests
     print(f"{name}: at rest after {', '.join(f'{seconds:.1f}' for seconds in outcome.took)} s")
     return outcome
 

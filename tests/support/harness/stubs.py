@@ -75,7 +75,7 @@ class NoKeys:
 
 
 class NoQuotas:
-    """DaemonState-in: nothing is capped."""
+    """Stand-in: nothing is capped."""
 
     async def settle(self, key: Key, observed: Observed) -> None:
         """Nothing."""
@@ -89,7 +89,7 @@ class NoQuotas:
         """Nothing."""
         return False
 
-    def offer(self, key: Key, observed: Observed, planned: Callable[[Observed], Plan]) -> Grant | None:
+    def offer(self, key: Key, observed: Observed, rendered: Callable[[Observed], object]) -> Grant | None:
         """No limit."""
 
     def full(self, key: Key, observed: Observed) -> dict[str, str]:
@@ -107,7 +107,7 @@ class NoQuotas:
 
 
 class Silence:
-    """DaemonState-in: nobody is heard."""
+    """Stand-in: no gateway reports."""
 
     def of(self, key: Key, now: float) -> ServiceSignals | None:
         """Nothing."""
@@ -128,7 +128,7 @@ class NoTriggers:
 
 
 class Unscaled:
-    """DaemonState-in: spec.replicas counts in every mode."""
+    """Stand-in: spec.replicas counts in every mode."""
 
     async def complete(self, key: Key, observed: Observed) -> Observed:  # noqa: ARG002 (the protocol's words)
         """Nothing is decided."""

@@ -11,14 +11,14 @@ from pagoda_operator.api.errors import ClusterError, Denied, Refused
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES
 from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
+from support.harness.fake_daemons import FakeDaemons
+from support.harness.fleets import H100, fleet, gpu, mig, node, whole
+from support.harness.fleets import pod as holder
+from support.harness.harness import Harness
+from support.harness.placing import MIXED
+from support.harness.placing import harness as inspected_harness
 from support.judges.kstatus import Verdict
 from support.kube.fake_api import Body, copied, crashed, fetching, running, service_body, waiting
-from support.worlds.fake_daemons import FakeDaemons
-from support.worlds.fleets import H100, fleet, gpu, mig, node, whole
-from support.worlds.fleets import pod as holder
-from support.worlds.placing import MIXED
-from support.worlds.placing import world as inspected_world
-from support.worlds.world import World
 
 HUB = {"uri": "hf://acme/tiny"}
 READY = running(ready=True)
@@ -28,7 +28,7 @@ UNSCHEDULABLE: Body = {"conditions": [{"type": "PodScheduled", "status": "False"
 class State(NamedTuple):
     """How to get there, and what is to be read of it."""
 
-    make: Callable[[], World]
+    make: Callable[[], Harness]
     reason: str
     verdict: Verdict
 
@@ -39,208 +39,208 @@ class State(NamedTuple):
 
 
 @lru_cache
-def _made(make: Callable[[], World]) -> Body:
+def _made(make: Callable[[], Harness]) -> Body:
     """A state is reached by many runs of the operator: once for all its readers."""
     return next(found for found in make().api.of(SERVICES) if found["metadata"]["name"] == "tiny")
 
 
-def pods(*statuses: Body, **spec: Any) -> Callable[[], World]:
-    def make() -> World:
-        world = World(replicas=len(statuses), **spec)
-        world.settle()
-        for pod, status in zip(world.api.of(PODS), statuses, strict=True):
+def pods(*statuses: Body, **spec: Any) -> Callable[[], Harness]:
+    def make() -> Harness:
+        harness = Harness(replicas=len(statuses), **spec)
+        harness.settle()
+        for pod, status in zip(harness.api.of(PODS), statuses, strict=True):
             pod["status"] = status
-        world.settle()
-        return world
+        harness.settle()
+        return harness
 
     return make
 
 
-def spec(**changes: Any) -> Callable[[], World]:
-    def make() -> World:
-        world = World(**changes)
-        world.settle()
-        return world
+def spec(**changes: Any) -> Callable[[], Harness]:
+    def make() -> Harness:
+        harness = Harness(**changes)
+        harness.settle()
+        return harness
 
     return make
 
 
-def then(make: Callable[[], World], change: Callable[[World], None]) -> Callable[[], World]:
+def then(make: Callable[[], Harness], change: Callable[[Harness], None]) -> Callable[[], Harness]:
     """A change after that, and what the operator says of it."""
 
-    def changed() -> World:
-        world = make()
-        change(world)
+    def changed() -> Harness:
+        harness = make()
+        change(harness)
         try:
-            world.run()
+            harness.run()
         except ClusterError:
-            return world
-        world.settle()
-        return world
+            return harness
+        harness.settle()
+        return harness
 
     return changed
 
 
-def refuse(kind: str, error: ClusterError) -> Callable[[], World]:
-    def make() -> World:
-        world = World()
-        world.api.refuse[kind] = error
-        return world
+def refuse(kind: str, error: ClusterError) -> Callable[[], Harness]:
+    def make() -> Harness:
+        harness = Harness()
+        harness.api.refuse[kind] = error
+        return harness
 
-    return then(make, lambda world: world.run() and None)
-
-
-def one_run() -> World:
-    world = World()
-    world.run()
-    return world
+    return then(make, lambda harness: harness.run() and None)
 
 
-def no_pods() -> World:
-    world = one_run()
-    world.run()
-    world.run()
-    return world
+def one_run() -> Harness:
+    harness = Harness()
+    harness.run()
+    return harness
 
 
-def predecessor() -> World:
-    world = spec()()
-    world.api.objects.pop(("InferenceService", "ns", "tiny"))
-    world.api.put(SERVICES, service_body())
-    world.run()
-    world.run()
-    return world
+def no_pods() -> Harness:
+    harness = one_run()
+    harness.run()
+    harness.run()
+    return harness
 
 
-def stranger() -> World:
-    world = World()
-    world.api.put(CORE_SERVICES, {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {}})
-    world.settle()
-    return world
+def predecessor() -> Harness:
+    harness = spec()()
+    harness.api.objects.pop(("InferenceService", "ns", "tiny"))
+    harness.api.put(SERVICES, service_body())
+    harness.run()
+    harness.run()
+    return harness
 
 
-def namesake() -> World:
-    world = World()
-    older = world.api.put(SERVICES, service_body("tiny", "elsewhere"))
+def stranger() -> Harness:
+    harness = Harness()
+    harness.api.put(CORE_SERVICES, {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {}})
+    harness.settle()
+    return harness
+
+
+def namesake() -> Harness:
+    harness = Harness()
+    older = harness.api.put(SERVICES, service_body("tiny", "elsewhere"))
     older["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
-    world.settle()
-    return world
+    harness.settle()
+    return harness
 
 
-def lose_pins(world: World) -> None:
+def lose_pins(harness: Harness) -> None:
     for kind in (CONTROLLER_REVISIONS.kind, CONFIG_MAPS.kind):
-        for key in [key for key in world.api.objects if key[0] == kind]:
-            del world.api.objects[key]
+        for key in [key for key in harness.api.objects if key[0] == kind]:
+            del harness.api.objects[key]
 
 
-def drop_profile(world: World) -> None:
-    del world.api.objects[("ServingProfile", "", "default")]
-    world.edit(engine={"maxModelLen": 128})
+def drop_profile(harness: Harness) -> None:
+    del harness.api.objects[("ServingProfile", "", "default")]
+    harness.edit(engine={"maxModelLen": 128})
 
 
-def spoil_profile(world: World) -> None:
-    world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate={"spec": {"terminationGracePeriodSeconds": 1}}))
-    world.edit(engine={"maxModelLen": 128})
+def spoil_profile(harness: Harness) -> None:
+    harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate={"spec": {"terminationGracePeriodSeconds": 1}}))
+    harness.edit(engine={"maxModelLen": 128})
 
 
-def roll(world: World) -> None:
+def roll(harness: Harness) -> None:
     """The new revision is up, the old one's Deployment not gone yet."""
-    world.edit(engine={"maxModelLen": 128})
+    harness.edit(engine={"maxModelLen": 128})
     for _ in range(6):
-        world.run()
-    world.api.control()
-    for pod in world.api.of(PODS):
+        harness.run()
+    harness.api.control()
+    for pod in harness.api.of(PODS):
         pod["status"] = running(ready=True)
-    world.api.control()
+    harness.api.control()
 
 
-def still_retiring() -> World:
-    world = pods(running(ready=True))()
-    roll(world)
-    world.run()
-    world.run()
-    assert len(world.api.of(DEPLOYMENTS)) == 2
-    return world
+def still_retiring() -> Harness:
+    harness = pods(running(ready=True))()
+    roll(harness)
+    harness.run()
+    harness.run()
+    assert len(harness.api.of(DEPLOYMENTS)) == 2
+    return harness
 
 
-def come_up(world: World, revision: str, status: Body) -> None:
+def come_up(harness: Harness, revision: str, status: Body) -> None:
     """The kubelets of that Deployment's pods."""
-    for pod in world.api.of(PODS):
+    for pod in harness.api.of(PODS):
         if pod["metadata"]["ownerReferences"][0]["name"] == revision:
             pod["status"] = status
 
 
-def canary() -> World:
+def canary() -> Harness:
     """Half of the requests go to the new revision, which has its replica."""
     return rolled(pods(READY, READY, rollout={"canary": {"steps": [{"weight": 50, "hold": "5m"}]}})(), READY)
 
 
-def rolled_back() -> World:
+def rolled_back() -> Harness:
     """The new revision was refused in the place of an old replica, which is back."""
     return rolled(pods(READY, READY, rollout={"strategy": "Replace"})(), crashed())
 
 
-def on_trial(status: Body) -> Callable[[], World]:
+def on_trial(status: Body) -> Callable[[], Harness]:
     """The only replica serves until a trial has passed, whose pod is in that state."""
 
-    def make() -> World:
-        world = pods(READY, rollout={"strategy": "Replace"})()
-        world.api.trial = lambda _: status
-        return rolled(world, READY)
+    def make() -> Harness:
+        harness = pods(READY, rollout={"strategy": "Replace"})()
+        harness.api.trial = lambda _: status
+        return rolled(harness, READY)
 
     return make
 
 
-def rolled(world: World, status: Body) -> World:
+def rolled(harness: Harness, status: Body) -> Harness:
     """Another revision, whose pods come up so; those of the old one are well."""
-    (old,) = world.names(DEPLOYMENTS)
-    world.edit(engine={"maxModelLen": 128})
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(engine={"maxModelLen": 128})
     for _ in range(5):
-        world.settle()
-        for name in world.names(DEPLOYMENTS):
-            come_up(world, name, READY if name == old else status)
-    world.settle()
-    return world
+        harness.settle()
+        for name in harness.names(DEPLOYMENTS):
+            come_up(harness, name, READY if name == old else status)
+    harness.settle()
+    return harness
 
 
-def over_quota() -> World:
+def over_quota() -> Harness:
     """Two replicas are asked for, and the tenant has devices for one, which serves."""
-    world, cap = World(replicas=2), [{"profile": "1g.10gb", "count": 1}]
+    harness, cap = Harness(replicas=2), [{"profile": "1g.10gb", "count": 1}]
     template = {"metadata": {"annotations": {ANNOTATION_DEVICES: "mig-1g.10gb=1"}}}
-    world.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
+    harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
     capped = {"subjects": {"namespaces": ["ns"]}, "devices": {"migSlices": cap}}
-    world.api.put(QUOTAS, {"apiVersion": API_VERSION, "kind": QUOTAS.kind, "metadata": {"name": "team"}, "spec": capped})
-    world.quota = Quotas(world.api, lambda: map(parse_quota, world.api.of(QUOTAS)), lambda _: None, lambda: 0.0)
-    world.restart()
-    world.settle()
-    world.make_ready()
-    return world
+    harness.api.put(QUOTAS, {"apiVersion": API_VERSION, "kind": QUOTAS.kind, "metadata": {"name": "team"}, "spec": capped})
+    harness.quota = Quotas(harness.api, lambda: map(parse_quota, harness.api.of(QUOTAS)), lambda _: None, lambda: 0.0)
+    harness.restart()
+    harness.settle()
+    harness.make_ready()
+    return harness
 
 
-def all_in_use() -> World:
-    world = inspected_world(gpu("H100"), there=fleet(node("a", H100, whole(8)), pods=(holder("a", gpu=8),)))
-    world.settle()
-    return world
+def all_in_use() -> Harness:
+    harness = inspected_harness(gpu("H100"), there=fleet(node("a", H100, whole(8)), pods=(holder("a", gpu=8),)))
+    harness.settle()
+    return harness
 
 
-def inspecting() -> World:
-    world = World(accelerators=[mig(least="1Gi")])
-    world.fleet = fleet(MIXED)
-    world.settle()
-    return world
+def inspecting() -> Harness:
+    harness = Harness(accelerators=[mig(least="1Gi")])
+    harness.fleet = fleet(MIXED)
+    harness.settle()
+    return harness
 
 
-def draining() -> World:
+def draining() -> Harness:
     """Of two replicas one is to go and has a request yet."""
-    world = pods(READY, READY)()
-    world.daemons = daemons = FakeDaemons(world.api)
-    world.restart()
-    for pod in world.api.of(PODS):
+    harness = pods(READY, READY)()
+    harness.daemons = daemons = FakeDaemons(harness.api)
+    harness.restart()
+    for pod in harness.api.of(PODS):
         daemons.bring_up(pod)
         daemons.of(pod).in_flight = 1
-    world.edit(replicas=1)
-    world.settle()
-    return world
+    harness.edit(replicas=1)
+    harness.settle()
+    return harness
 
 
 STATES: dict[str, State] = {
@@ -259,7 +259,9 @@ STATES: dict[str, State] = {
     "one of two, the other refused": State(pods(READY, crashed()), "CrashLooping", "InProgress"),
     "serving": State(pods(READY), "Available", "Current"),
     "scaled to zero": State(spec(replicas=0), "ScaledToZero", "Current"),
-    "a replica lost": State(then(pods(READY), lambda world: world.api.of(PODS)[0].update(status=running())), "LoadingModel", "InProgress"),
+    "a replica lost": State(
+        then(pods(READY), lambda harness: harness.api.of(PODS)[0].update(status=running())), "LoadingModel", "InProgress"
+    ),
     "an old revision draining": State(still_retiring, "RollingOut", "InProgress"),
     "a predecessor's children": State(predecessor, "Waiting", "InProgress"),
     "not allowed": State(refuse("Deployment", Denied("403: exceeded quota")), "Forbidden", "InProgress"),

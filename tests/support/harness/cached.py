@@ -8,12 +8,12 @@ from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Resource
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.kept import OWN
+from support.harness.harness import Harness
+from support.harness.stubs import dependencies_with
 from support.kube.fake_api import Body, copied, running
-from support.worlds.stubs import dependencies_with
-from support.worlds.world import World
 
 
-class Cached(World):
+class Cached(Harness):
     """The fake API server and an operator that plans from its caches; `show` is the watches."""
 
     def restart(self) -> None:
@@ -49,13 +49,13 @@ class Cached(World):
         for _ in range(30):
             before = len(self.api.journal), copied(self.api.objects)
             self.show()
-            self.run()
+            again = self.run().again
             self.api.control()
-            if before == (len(self.api.journal), self.api.objects):
+            if again != 0 and before == (len(self.api.journal), self.api.objects):
                 return
         pytest.fail(f"not settled: {self.api.journal[-12:]}")
 
 
-def get_ready(world: World, pod: Body) -> None:
+def get_ready(harness: Harness, pod: Body) -> None:
     pod["status"] = running(ready=True)
-    world.api._touch(pod)
+    harness.api._touch(pod)

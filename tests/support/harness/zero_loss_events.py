@@ -6,9 +6,9 @@ import asyncio
 
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE, PATH_READY, PORT_DAEMON_HTTP
 from pagoda_operator.api.state import PODS
+from support.harness.zero_loss import REPLICAS, Place, is_ready, names, revision
 from support.kube.client import Body
 from support.kube.fake_kubelet import Container, InLoop
-from support.worlds.zero_loss import REPLICAS, Place, is_ready, names, revision
 
 # So long no old replica may begin to drain.
 _WATCHED_S = 10

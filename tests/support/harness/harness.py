@@ -1,4 +1,4 @@
-"""The operator's runs on a fake API server, for unit tests: a service, its profile, and the world that moves in between."""
+"""The operator's runs on a fake API server, for unit tests: a service, its profile, and the cluster that changes in between."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import Ages, observe
 from pagoda_operator.watch.triggers import NameOwners
+from support.harness.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
 from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
-from support.worlds.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
 
 KEY = Key("ns", "tiny")
 
@@ -29,8 +29,8 @@ def now() -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class World:
-    """A fake API server and the operator's own runs on it. Worlds with more in them say what the operator perceives (`dependencies`).
+class Harness:
+    """A fake API server and the operator's own runs on it. A subclass with more in it says what the operator observes (`dependencies`).
     `settings`: of the next process."""
 
     settings = Settings()
@@ -74,7 +74,7 @@ class World:
         return plan(self.observed())
 
     def run(self, key: Key = KEY) -> Outcome:
-        self.tell_names()
+        self.report_names()
         return asyncio.run(self._reconciled(key))
 
     async def _reconciled(self, key: Key) -> Outcome:
@@ -82,7 +82,7 @@ class World:
         await self.operator._dependencies.events.write_pending()
         return outcome
 
-    def tell_names(self) -> None:
+    def report_names(self) -> None:
         """The watch of services has told who wants and holds which names."""
         services = {key_of(body): body for body in self.api.of(SERVICES)}
         for body in services.values():
@@ -95,9 +95,9 @@ class World:
         """Runs and the Deployment controller in turn, until both are quiet."""
         for _ in range(20):
             before = self.api.journal.copy(), copied(self.api.objects)
-            self.run()
+            again = self.run().again
             self.api.control()
-            if before == (self.api.journal, self.api.objects):
+            if again != 0 and before == (self.api.journal, self.api.objects):
                 return
         pytest.fail(f"not settled: {self.api.journal[-12:]}")
 

@@ -1,4 +1,4 @@
-"""A world whose replicas become unhealthy, as gateways and those who watch devices say."""
+"""A harness whose replicas become unhealthy, as gateways and those who watch devices say."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_WITH_SUCC
 from pagoda_operator.api.signals import CONFIRM_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Key, Observed
 from pagoda_operator.watch.observe import Ages
+from support.harness.harness import KEY, Harness, now
+from support.harness.stubs import NoQuotas, dependencies_with
 from support.kube.fake_api import Body, running
-from support.worlds.stubs import NoQuotas, dependencies_with
-from support.worlds.world import KEY, World, now
 
 WELL = EndpointSignal(Seen.FRESH, "ready", phase="ready")
 SILENT = EndpointSignal(Seen.DEAD, "silent", bad_s=CONFIRM_S)
@@ -31,8 +31,8 @@ class FullQuota(NoQuotas):
         return {child.name: self.why for child in observed.of(DEPLOYMENTS)} if self.why else {}
 
 
-class UnhealthyWorld(World):
-    """A world whose replicas are as `said` says; those that are not in it are well."""
+class UnhealthyHarness(Harness):
+    """A harness whose replicas are as `said` says; those that are not in it are well."""
 
     def __init__(self, replicas: int = 3, **spec: Any) -> None:
         self.said: dict[str, EndpointSignal] = {}
@@ -81,7 +81,7 @@ class UnhealthyWorld(World):
     def degraded(self) -> Body | None:
         return self.conditions().get("Degraded")
 
-    def told(self) -> tuple[str, str, str]:
+    def reported(self) -> tuple[str, str, str]:
         """Status, reason and message of the condition Degraded."""
         line = self.degraded() or {}
         return line.get("status", ""), line.get("reason", ""), line.get("message", "")

@@ -87,7 +87,7 @@ class Engines:
 
 @dataclass
 class HeldBack(InLoop):
-    """Ready when the world lets it be."""
+    """Ready when the test lets it be."""
 
     may_be_ready: Callable[[], bool] = lambda: True
 
@@ -97,7 +97,7 @@ class HeldBack(InLoop):
 
 @dataclass
 class Place:
-    """The world while a load runs. `waits`: pods that are not told Ready; `stands_still`: new replicas compute nothing."""
+    """The cluster while a load runs. `waits`: pods that are not reported Ready; `stands_still`: new replicas compute nothing."""
 
     real: Real
     balancer: Balancer
@@ -231,7 +231,7 @@ def api_server(folder: Path) -> Iterator[tuple[Real, Path]]:
 
 @asynccontextmanager
 async def zero_loss(real: Real, account: Path, folder: Path, load: Load, step_s: float) -> AsyncIterator[Place]:
-    """The world, prepared."""
+    """The cluster, prepared."""
     engines = Engines(step_s)
     async with AsyncExitStack() as stack:
         stack.enter_context(engines.installed())

@@ -11,9 +11,9 @@ from pagoda_operator.api.signals import BIN_S, EndpointSignal, Measure, Seen, Se
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Key
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.scaler import Scaler
+from support.harness.harness import KEY, Harness, now
+from support.harness.stubs import dependencies_with
 from support.kube.fake_api import FakeApi, is_ready, running
-from support.worlds.stubs import dependencies_with
-from support.worlds.world import KEY, World, now
 
 HOLD_S = 8.0
 PAGE = f"tiny{HISTORY_SUFFIX}"
@@ -50,8 +50,8 @@ class Gateways:
         self.measures.append(Measure(at, count, count, round(self.rate * HOLD_S), self.waiting, self.held))
 
 
-class ScaledWorld(World):
-    """World, with time in bins. `short`: idle services take the short path."""
+class ScaledHarness(Harness):
+    """Harness, with time in bins. `short`: idle services take the short path."""
 
     short = True
 
@@ -108,7 +108,7 @@ class ScaledWorld(World):
     def wanted(self) -> int:
         return int(self.api.of(DEPLOYMENTS)[0]["spec"]["replicas"])
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         found: dict[str, Any] = self.api.of(SERVICES)[0]["status"].get("scaling", {})
         return found
 

@@ -1,4 +1,4 @@
-"""A service on devices in the operator's fake world: what it was placed on, and the cluster's answer."""
+"""A service on devices in the operator's fake cluster: what it was placed on, and the cluster's answer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.inventory.fit import source_of
+from support.harness.fleets import H100, cut, fleet, node, whole
+from support.harness.harness import Harness
 from support.kube.fake_api import running
-from support.worlds.fleets import H100, cut, fleet, node, whole
-from support.worlds.world import World
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -28,15 +28,15 @@ ENGINE = {"maxModelLen": 4096, "maxConcurrency": 8}
 MIXED = node("a", H100, whole(2), cut(2, p3g_40gb=1, p2g_20gb=1, p1g_10gb=2))
 
 
-def world(*accelerators: Any, there: Any = (), model: str = "pvc://models/tiny", **spec: Any) -> World:
+def harness(*accelerators: Any, there: Any = (), model: str = "pvc://models/tiny", **spec: Any) -> Harness:
     """A service whose model was inspected already: about 1.2 B parameters."""
-    made = World(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, **spec)
+    made = Harness(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, **spec)
     made.fleet = fleet(*there) if isinstance(there, tuple) else there
     inspected(made)
     return made
 
 
-def inspected(made: World, config: Any = LLAMA_CONFIG) -> None:
+def inspected(made: Harness, config: Any = LLAMA_CONFIG) -> None:
     """As the inspection left it."""
     observed = made.observed()
     assert observed.spec is not None
@@ -46,21 +46,21 @@ def inspected(made: World, config: Any = LLAMA_CONFIG) -> None:
     made.api.put(CONFIG_MAPS, {"metadata": meta, "data": data})
 
 
-def template(made: World) -> Any:
+def template(made: Harness) -> Any:
     (deployment,) = made.api.of(DEPLOYMENTS)
     return deployment["spec"]["template"]["spec"]
 
 
-def placement(made: World) -> Any:
+def placement(made: Harness) -> Any:
     return made.api.of(SERVICES)[0]["status"]["placement"]
 
 
-def config(made: World) -> Any:
+def config(made: Harness) -> Any:
     maps = [body for body in made.api.of(CONFIG_MAPS) if "daemon.json" in body["data"]]
     return DaemonConfig.model_validate_json(maps[-1]["data"]["daemon.json"])
 
 
-def bind(made: World) -> Any:
+def bind(made: Harness) -> Any:
     """The scheduler finds nodes, the kubelets start."""
     for body in made.api.of(PODS):
         made.api.report(body, running(ready=True))

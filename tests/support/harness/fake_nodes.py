@@ -11,11 +11,11 @@ from pagoda_devcluster.gpus import devices, dra, labels, layout
 from pagoda_devcluster.gpus.layout import NodeClass
 from pagoda_operator.api.state import NODES, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, Resource
 from pagoda_operator.decide.render.inspection import CONTAINER
+from support.harness.placing import LLAMA_CONFIG
 from support.kube.client import Body, Kube, eventually
 from support.kube.fake_api import running
 from support.kube.namespace import Real
 from support.kube.operator_process import NodeWithoutKubelet
-from support.worlds.placing import LLAMA_CONFIG
 
 LAYOUT = Path(__file__).parents[3] / "devcluster/layouts/h100-mixed.yaml"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -65,19 +65,19 @@ def inspecting(real: Real) -> Body | None:
     return found[0] if found else None
 
 
-def told_by_inspection(real: Real, code: int = 0, message: str = REPORT) -> Body:
+def reported_by_inspection(real: Real, code: int = 0, message: str = REPORT) -> Body:
     """Waits for the inspecting pod and says what its kubelet would: how the container ended, with what in its termination message."""
     pod = eventually(lambda: inspecting(real), "an inspecting pod")
     ended = {"exitCode": code, "message": message, "startedAt": None, "finishedAt": None}
-    told = {"name": CONTAINER, "state": {"terminated": ended}, "image": "i", "imageID": "", "ready": False, "restartCount": 0}
-    status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [told]}
+    reported = {"name": CONTAINER, "state": {"terminated": ended}, "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [reported]}
     real.kube.merge(PODS, real.namespace, pod["metadata"]["name"], {"status": status}, "status")
     return pod
 
 
 def inspected(real: Real) -> Body:
     """A model of 1.2 B parameters; the pod that told it is gone."""
-    pod = told_by_inspection(real)
+    pod = reported_by_inspection(real)
     eventually(lambda: inspecting(real) is None, "the inspecting pod gone")
     return pod
 
@@ -91,6 +91,6 @@ def templates_gone(real: Real) -> bool:
     """Plays the kubelets: pods that have a node get ready, deleted ones end; whether the last claim template went."""
     for pod in real.pods():
         if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]:
-            real.node.tell(pod, running(ready=True))
+            real.node.report(pod, running(ready=True))
     real.end_pods()
     return not real.kube.list(RESOURCE_CLAIM_TEMPLATES, real.namespace)

@@ -19,8 +19,8 @@ from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import Ages
+from support.harness.stubs import NoDaemons, dependencies_with
 from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
-from support.worlds.stubs import NoDaemons, dependencies_with
 
 SLICE = "1g.10gb"
 LATE_S = 60.0
@@ -110,8 +110,8 @@ class LateApi(FakeApi):
                 asyncio.run(getattr(super(), verb)(resource, manifest, ""))
 
 
-class QuotaWorld:
-    """`total`: slices that are held or ordered, by the world's own count."""
+class QuotaHarness:
+    """`total`: slices that are held or ordered, by the harness's own count."""
 
     def __init__(self, api: FakeApi | None = None) -> None:
         self.api = api or FakeApi()
@@ -187,7 +187,7 @@ class QuotaWorld:
     def staying(self) -> list[Body]:
         return [pod for pod in self.api.of(PODS) if "deletionTimestamp" not in pod["metadata"]]
 
-    # The world
+    # The cluster
 
     def run(self, key: Key, times: int = 1) -> None:
         for _ in range(times):

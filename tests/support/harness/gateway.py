@@ -30,7 +30,7 @@ from pagoda_gateway.watch.services import Replica, Service
 SERVICE = "ns/s"
 
 
-class GatewayWorld:
+class GatewayHarness:
     """`changed` is set when the demand of a service changed."""
 
     def __init__(self, hold_timeout_s: float = 3600.0, hold_limit: int = 10, budget: int = 1 << 24, ping_s: float = 3600.0) -> None:

@@ -49,8 +49,8 @@ class Tenant:
         if service is None:
             return count == 0
         status: Body = service.get("status", {})
-        told = {condition["type"]: condition["reason"] for condition in status.get("conditions", [])}
-        stalled = told.get("Stalled") == "QuotaExceeded"
+        reported = {condition["type"]: condition["reason"] for condition in status.get("conditions", [])}
+        stalled = reported.get("Stalled") == "QuotaExceeded"
         pods = [pod for pod in self.real.pods() if pod["metadata"]["name"].startswith(f"{name}-")]
         fresh = status.get("observedGeneration") == service["metadata"]["generation"]
         return fresh and len(pods) == count == status.get("readyReplicas", 0) and stalled == (count < service["spec"]["replicas"])
