@@ -23,8 +23,8 @@ from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.requests.errors import ProxyMisconfigured
 from pagoda_gateway.watch.quotas import rule_of
 from prometheus_client.parser import text_string_to_metric_families
-from support.suite.profiles import examples
 from support.harness.gateway import GatewayHarness
+from support.suite.profiles import examples
 
 KEY = new_key(b"k" * 32, datetime(2026, 1, 1, tzinfo=UTC))
 BODY = json.dumps({"model": "m", "prompt": "x", "max_tokens": 5}).encode()
@@ -256,7 +256,7 @@ async def test_a_stream_is_charged_by_its_comments_which_its_client_does_not_see
     harness = Harness()
     harness.limit(limits=[{"window": "720h", "tokens": 1000}])
     key = {"authorization": f"Bearer {KEY.text}"}
-    sse = answer(content_type="text/event-stream")
+    sse = answer(content_type="text/event-stream", x_pagoda_continuable="no")
     events = [b"data: 1\n\n: pagoda more 7 0 1\n\ndata: 2\n\n: pago", b"da over 7 0 2\n\n", b""]
     stream = await harness.ask(head(**key), piece(), sse, *[part(data, end=data == b"") for data in events])
     assert stream.body("response_body")[0] == b"data: 1\n\ndata: 2\n\n"

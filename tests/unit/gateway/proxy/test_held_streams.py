@@ -9,8 +9,8 @@ from aiohttp import web
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.watch.services import Hold
-from support.servers.scripted_replica import DONE, Replica, running
 from support.harness.gateway import GatewayHarness
+from support.servers.scripted_replica import DONE, Replica, running
 
 EVENT = b'data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"hi","finish_reason":null}]}\n\n'
 

@@ -16,9 +16,9 @@ from pagoda_gateway.proxy.overflow import Overflow as Targets
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.watch.services import Overflow
+from support.harness.gateway import GatewayHarness
 from support.servers.certificates import CERT, KEY, write_pair
 from support.servers.scripted_replica import Replica, running
-from support.harness.gateway import GatewayHarness
 
 OUR_KEY, TENANTS_KEY = "key-of-the-installation", new_key(b"k" * 32, datetime(2026, 1, 1, tzinfo=UTC))
 NOW_IF_HELD = Overflow("hosted", "", 0.0, 16)
