@@ -107,12 +107,11 @@ def status(quota: Quota, used: Used, native: Native, keys: str, now: str) -> dic
 
 def _usage(quota: Quota, used: Used) -> Usage | None:
     windows = used.windows if used.windows is not None else _last_windows(quota)
-    told = {"windows": windows, "summary": summary(windows)} if windows else {}
-    if not quota.caps:
-        return Usage(**told) if told else None
+    if not quota.caps and not windows:
+        return None
     slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
     counts = tuple(MigSlices(profile=entry.profile, count=used.devices.get(slice_word(entry.profile), 0)) for entry in slices)
-    return Usage(**told, gpus=used.devices.get(GPU), mig_slices=counts)
+    return Usage(summary=summary(windows), windows=windows, gpus=used.devices.get(GPU), mig_slices=counts)
 
 
 def _verdict(quota: Quota, used: Devices, native: Native, keys: str) -> _Verdict:

@@ -82,6 +82,7 @@ def test_the_status_has_used_and_left_once_a_minute_and_no_write_follows_without
             {"window": "1m", "requests": 0, "requestsLeft": 600},
             {"window": "1h", "requests": 30, "tokens": 400, "requestsLeft": 8970, "tokensLeft": 600},
         ],
+        "migSlices": [],
     }
     writes = len(world.api.journal)
     for requests in range(31, 60):  # 58 s of requests
