@@ -104,18 +104,40 @@ class ServiceDemand(_message.Message):
     kv_utilization: float
     def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., held: _Optional[int] = ..., oldest_held_ms: _Optional[int] = ..., wake: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_total: _Optional[int] = ..., requests_per_second: _Optional[float] = ..., ttft_p95_ms: _Optional[int] = ..., idle_ms: _Optional[int] = ..., error_rate: _Optional[float] = ..., endpoints: _Optional[_Iterable[_Union[EndpointDemand, _Mapping]]] = ..., revisions: _Optional[_Iterable[_Union[RevisionDemand, _Mapping]]] = ..., requests_arrived: _Optional[int] = ..., requests_ended: _Optional[int] = ..., kv_utilization: _Optional[float] = ...) -> None: ...
 
+class QuotaUsage(_message.Message):
+    __slots__ = ("quota", "window_ms", "start_unix_ms", "requests", "tokens")
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    quota: str
+    window_ms: int
+    start_unix_ms: int
+    requests: int
+    tokens: int
+    def __init__(self, quota: _Optional[str] = ..., window_ms: _Optional[int] = ..., start_unix_ms: _Optional[int] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class QuotaReport(_message.Message):
+    __slots__ = ("windows",)
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    windows: _containers.RepeatedCompositeFieldContainer[QuotaUsage]
+    def __init__(self, windows: _Optional[_Iterable[_Union[QuotaUsage, _Mapping]]] = ...) -> None: ...
+
 class Demand(_message.Message):
-    __slots__ = ("gateway", "sequence", "sent_at_ms", "full", "services", "peers")
+    __slots__ = ("gateway", "sequence", "sent_at_ms", "full", "services", "peers", "quotas")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_MS_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     SERVICES_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     sequence: int
     sent_at_ms: int
     full: bool
     services: _containers.RepeatedCompositeFieldContainer[ServiceDemand]
     peers: int
-    def __init__(self, gateway: _Optional[str] = ..., sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., full: _Optional[bool] = ..., services: _Optional[_Iterable[_Union[ServiceDemand, _Mapping]]] = ..., peers: _Optional[int] = ...) -> None: ...
+    quotas: QuotaReport
+    def __init__(self, gateway: _Optional[str] = ..., sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., full: _Optional[bool] = ..., services: _Optional[_Iterable[_Union[ServiceDemand, _Mapping]]] = ..., peers: _Optional[int] = ..., quotas: _Optional[_Union[QuotaReport, _Mapping]] = ...) -> None: ...

@@ -165,13 +165,18 @@ class WindowUsage(Model):
     """Use within the present window."""
 
     window: Annotated[str, StringConstraints(max_length=48)] = Field(description="The window's length, as in spec.limits.")
-    requests: int = Field(ge=0, description="Requests admitted.")
-    tokens: int = Field(ge=0, description="Tokens used or reserved.")
+    requests: int | None = Field(default=None, ge=0, description="Requests admitted. Absent if they are not limited.")
+    tokens: int | None = Field(default=None, ge=0, description="Tokens used or reserved. Absent if they are not limited.")
+    requests_left: int | None = Field(default=None, ge=0, description="Requests that may still be admitted.")
+    tokens_left: int | None = Field(default=None, ge=0, description="Tokens that may still be used.")
 
 
 class Usage(Model):
     """What the tenant uses."""
 
+    summary: Annotated[str, StringConstraints(max_length=1024)] | None = Field(
+        default=None, description="Used of what is allowed in each window, in words."
+    )
     windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="Usage for each window.")
     gpus: int | None = Field(default=None, ge=0, description="Whole GPUs in use.")
     mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices in use, by profile.")
@@ -204,6 +209,7 @@ TENANT_QUOTA = Kind(
         Column("Priority", "integer", ".spec.priority", "Higher goes first"),
         Column("Weight", "integer", ".spec.weight", "Share among tenants that wait"),
         Column("Concurrency", "integer", ".spec.maxConcurrency", "Requests at the same time"),
+        Column("Used", "string", ".status.usage.summary", "Used of what is allowed in the present windows"),
         Column("GPUs", "integer", ".spec.devices.gpus", "Whole GPUs at most"),
         Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "In force"),
         Column("Age", "date", ".metadata.creationTimestamp", "Age"),

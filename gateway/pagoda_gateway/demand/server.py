@@ -18,6 +18,8 @@ from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
 from pagoda_gateway.demand.callers import Callers, Unauthorized
 from pagoda_gateway.demand.keda import ExternalScaler
 from pagoda_gateway.demand.messages import DemandMessages
+from pagoda_gateway.demand.quota_reports import QuotaReports
+from pagoda_gateway.limits.ledger import WindowCount
 
 log = structlog.get_logger()
 
@@ -41,7 +43,9 @@ class DemandServer:
         clock_ms: Callable[[], float],
         callers: Callers | None = None,
         keda: ExternalScaler | None = None,
+        quotas: Callable[[], list[WindowCount]] = list,
     ) -> None:
+        self._quotas = quotas
         self._messages, self._identity, self._clock_ms, self._callers, self._keda = messages, identity, clock_ms, callers, keda
         calls = _MAX_CALLS + (_MAX_KEDA_CALLS if keda is not None else 0)
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=calls)
@@ -77,16 +81,18 @@ class DemandServer:
         await self._authorize(context)
         log.info("a watch of the demand began", watcher=request.watcher[:128])
         wanted, soon = set(request.services), self._messages.watch()
-        sequence, round_sent = 0, -1
+        sequence, round_sent, reports = 0, -1, QuotaReports(self._quotas)
         try:
             while True:
                 soon.clear()
                 round_sent, full, changed = self._messages.since(round_sent)
                 chosen = [one for one in changed if not wanted or f"{one.namespace}/{one.name}" in wanted]
                 sequence += 1
-                yield Demand(
-                    gateway=self._identity, sequence=sequence, sent_at_ms=int(self._clock_ms()), full=full, services=chosen, peers=1
-                )
+                now_ms = int(self._clock_ms())
+                frame = Demand(gateway=self._identity, sequence=sequence, sent_at_ms=now_ms, full=full, services=chosen, peers=1)
+                if (report := reports.due(now_ms)) is not None:
+                    frame.quotas.CopyFrom(report)
+                yield frame
                 await asyncio.sleep(STATE_FLOOR_MS / 1000)
                 await self._messages.changed_within(soon, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
         finally:

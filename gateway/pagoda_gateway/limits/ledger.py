@@ -17,6 +17,16 @@ from pagoda_gateway.limits.rules import Slot, needs, refusing
 WindowKey = tuple[str, int, int]  # quota, length and start in ms
 
 
+class WindowCount(NamedTuple):
+    """What was admitted under a quota within a window that is not over."""
+
+    quota: str
+    length_ms: int
+    start_ms: int
+    requests: int
+    tokens: int
+
+
 class Ask(NamedTuple):
     """A request that wants to be admitted, under these limits. `id` is unique among all gateways."""
 
@@ -116,6 +126,11 @@ class Ledger:
         known = self._tenants.setdefault(tenant, _Tenant())
         _reap(known, now_ms)
         known.leases[gateway] = now_ms + self._lease_ms
+
+    def windows(self, now_ms: int) -> list[WindowCount]:
+        """Returns the counts of all windows that are not over, sorted."""
+        counts = (entry for tenant in self._tenants.values() for entry in tenant.windows.items())
+        return sorted(WindowCount(*key, count.requests, count.tokens) for key, count in counts if key[1] + key[2] > now_ms)
 
     def under_way(self, tenant: str) -> int:
         """Returns how many requests of a tenant are admitted and not ended."""

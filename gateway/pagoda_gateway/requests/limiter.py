@@ -24,7 +24,7 @@ from pagoda_contracts.usage import Used
 
 from pagoda_gateway.limits import told
 from pagoda_gateway.limits.bounds import UNBOUNDED, Bounds, TooLong, Wish, bounds
-from pagoda_gateway.limits.ledger import Ask, Ledger, Verdict
+from pagoda_gateway.limits.ledger import Ask, Ledger, Verdict, WindowCount
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.limits.rules import NO_POLICY, Policy, Slot, slots
 from pagoda_gateway.requests.errors import BadRequest, ModelNotAllowed, NotSynced, OverQuota
@@ -48,6 +48,7 @@ class Store(Protocol):
     async def reserve(self, ask: Ask) -> Outcome: ...
     async def adjust(self, ask: Ask) -> bool: ...
     def settle(self, ask: Ask) -> None: ...
+    def windows(self) -> list[WindowCount]: ...
     async def run(self) -> None: ...
 
 
@@ -73,6 +74,10 @@ class LocalStore:
     def settle(self, ask: Ask) -> None:
         """Ends a request."""
         self._ledger.settle(ask, "", self._clock_ms())
+
+    def windows(self) -> list[WindowCount]:
+        """Returns what this gateway counted in windows that are not over."""
+        return self._ledger.windows(self._clock_ms())
 
     async def run(self) -> None:
         """Has nothing to do beside requests."""

@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-from pagoda_gateway.limits.ledger import Ask, Verdict
+from pagoda_gateway.limits.ledger import Ask, Verdict, WindowCount
 from pagoda_gateway.limits.script import SCRIPT, Verb, arguments, key, verdict
 from pagoda_gateway.requests.limiter import LocalStore, Outcome
 
@@ -106,6 +106,10 @@ class SharedStore:
         elif (whole := self._alone.pop(ask.id, None)) is not None:
             self._order("force", whole._replace(tokens=ask.tokens, claim=ask.tokens))
             self._order("settle", ask)
+
+    def windows(self) -> list[WindowCount]:
+        """Returns what this gateway admitted, not what all did: whoever asks every gateway has the sum."""
+        return self._local.windows()
 
     async def run(self) -> None:
         """Settles, renews the lease and looks for a lost store, until it is cancelled."""

@@ -133,8 +133,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     stack.callback(probes.close)
     metrics = await stack.enter_async_context(_scraped(metrics_application(counters.metrics), settings.host, settings.metrics_port))
     peers = Peers((settings.peers,) if settings.peers else (), settings.identity, _clock_ms, own)
-    demand = await _serve_demand(counters, settings, peers, stack)
     ext_proc, ext_proc_port = await _serve_ext_proc(api, health, own, settings, stack)
+    demand = await _serve_demand(counters, settings, peers, store, stack)
     tls = _tls(settings)
     listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
     ports = {"metrics": metrics.addresses[0][1], "probes": probes.port, "demand": demand, "ext_proc": ext_proc_port}
@@ -226,12 +226,12 @@ def _read_states(cache: EndpointCache, streams: StateStreams, stack: AsyncExitSt
     cache.on_replica_added, cache.on_replica_removed = streams.open, streams.end
 
 
-async def _serve_demand(counters: Counters, settings: Settings, peers: Peers, stack: AsyncExitStack) -> int:
+async def _serve_demand(counters: Counters, settings: Settings, peers: Peers, store: Store, stack: AsyncExitStack) -> int:
     messages = DemandMessages(counters.cache, counters.queue, counters.tally, _clock_ms)
     counters.demand_changed = messages.changed
     peers.changed = messages.changed
     keda = ExternalScaler(messages, peers.held) if settings.keda else None
-    server = DemandServer(messages, settings.identity, _clock_ms, callers_of(settings), keda)
+    server = DemandServer(messages, settings.identity, _clock_ms, callers_of(settings), keda, store.windows)
     stack.push_async_callback(server.close)
     return await server.start(f"{settings.host}:{settings.demand_port}")
 

@@ -1,7 +1,7 @@
 """TenantQuotas' statuses, by kstatus' rules, and the round that writes them and keeps the native ResourceQuotas. Made by process.py.
 
-Usage is what the ledger charges of the devices that the quota caps, including replicas that start or end. Requests and tokens, which
-gateways count, are not in it yet. A changed spec is answered within seconds, a changed usage within a minute.
+Usage is what the ledger charges of the devices that the quota caps, including replicas that start or end, and what the gateways admitted
+within the present windows. A changed spec is answered within seconds, a changed usage within a minute.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
 from pagoda_contracts.resources.meta import Condition
-from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage
+from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage, WindowUsage
 from pydantic import ValidationError
 
 from pagoda_operator.api.errors import ClusterError
@@ -25,6 +25,7 @@ from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.decide.quota import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import Native, ensure_resource_quota
+from pagoda_operator.quota.usage import QuotaUsages, summary
 from pagoda_operator.run.apply import Cluster, apply_status
 
 TICK_S: Final = 2.0
@@ -37,13 +38,27 @@ _OPERATORS: Final = frozenset(("subjects", "devices"))
 _Verdict = tuple[Reason, str]
 
 
+class Used(NamedTuple):
+    """Devices that are charged, and what gateways admitted within each window; None while no gateway has told it."""
+
+    devices: Devices
+    windows: tuple[WindowUsage, ...] | None = ()
+
+
 class StatusWriter:
     """`single`: slices that the inventory offers as GPUs. It is called only when all nodes are known. `keys`: the namespace whose Secrets
-    of API keys the gateways read, the release's; "" if it is not known."""
+    of API keys the gateways read, the release's; "" if it is not known. `usages`: what gateways report."""
 
     def __init__(
-        self, cluster: Cluster, keeper: Quotas, clock: Callable[[], datetime], single: Callable[[], frozenset[str]], keys: str = ""
+        self,
+        cluster: Cluster,
+        keeper: Quotas,
+        clock: Callable[[], datetime],
+        single: Callable[[], frozenset[str]],
+        keys: str = "",
+        usages: QuotaUsages | None = None,
     ) -> None:
+        self._usages = usages or QuotaUsages()
         self._cluster, self._keeper, self._clock, self._single, self._keys = cluster, keeper, clock, single, keys
         # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
         self._checked: dict[str, tuple[float, int]] = {}
@@ -73,20 +88,30 @@ class StatusWriter:
     async def _one(self, quota: Quota) -> None:
         await self._keeper.fill()
         native = await ensure_resource_quota(self._cluster, quota, self._single()) if not quota.invalid else Native()
-        wanted = status(quota, self._keeper.ledger.used(quota), native, self._keys, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        now = self._clock()
+        windows = self._usages.of(quota.name, quota.spec, now.timestamp()) if quota.spec is not None else ()
+        used = Used(self._keeper.ledger.used(quota), windows)
+        wanted = status(quota, used, native, self._keys, now.strftime("%Y-%m-%dT%H:%M:%SZ"))
         if wanted != quota.status:
             await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
 
 
-def status(quota: Quota, used: Devices, native: Native, keys: str, now: str) -> dict[str, Any]:
+def status(quota: Quota, used: Used, native: Native, keys: str, now: str) -> dict[str, Any]:
     """The whole status on the wire; `native`: the state of the native ResourceQuota; `keys`: the namespace of API keys."""
-    slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
-    counts = tuple(MigSlices(profile=entry.profile, count=used.get(slice_word(entry.profile), 0)) for entry in slices)
     return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
-        conditions=_conditions(quota, _verdict(quota, used, native, keys), now),
-        usage=Usage(gpus=used.get(GPU), mig_slices=counts) if quota.caps else None,
+        conditions=_conditions(quota, _verdict(quota, used.devices, native, keys), now),
+        usage=_usage(quota, used),
     ).wire()
+
+
+def _usage(quota: Quota, used: Used) -> Usage | None:
+    windows = used.windows if used.windows is not None else _last_windows(quota)
+    if not quota.caps and not windows:
+        return None
+    slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
+    counts = tuple(MigSlices(profile=entry.profile, count=used.devices.get(slice_word(entry.profile), 0)) for entry in slices)
+    return Usage(summary=summary(windows), windows=windows, gpus=used.devices.get(GPU), mig_slices=counts)
 
 
 def _verdict(quota: Quota, used: Devices, native: Native, keys: str) -> _Verdict:
@@ -158,8 +183,17 @@ def _condition(quota: Quota, state: tuple[ConditionType, bool, _Verdict], last: 
 
 
 def _last(quota: Quota) -> Sequence[Condition]:
-    """None if an older operator's status cannot be read."""
+    return _last_status(quota).conditions
+
+
+def _last_windows(quota: Quota) -> tuple[WindowUsage, ...]:
+    usage = _last_status(quota).usage
+    return usage.windows if usage is not None else ()
+
+
+def _last_status(quota: Quota) -> TenantQuotaStatus:
+    """Empty if an older operator's status cannot be read."""
     try:
-        return TenantQuotaStatus.model_validate(dict(quota.status), extra="ignore").conditions
+        return TenantQuotaStatus.model_validate(dict(quota.status), extra="ignore")
     except ValidationError:
-        return ()
+        return TenantQuotaStatus()

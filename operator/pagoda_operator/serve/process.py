@@ -33,6 +33,7 @@ from pagoda_operator.client.signals import Signals
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
 from pagoda_operator.quota.status import StatusWriter
+from pagoda_operator.quota.usage import QuotaUsages
 from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
@@ -157,7 +158,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     inventory = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
-    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "")
+    usages = QuotaUsages()
+    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages)
     events = Recorder(made.cluster, settings.identity)
     dependencies = Dependencies(
         triggers=made.triggers,
@@ -176,7 +178,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     )
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
-    listener = Listener(settings.gateways, signals, settings.identity, own)
+    listener = Listener(settings.gateways, signals, settings.identity, own, usages)
     beside = [made.metrics.sample(gauges(made, events), made.liveness.ages), made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]

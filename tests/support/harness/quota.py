@@ -16,6 +16,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVI
 from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.status import StatusWriter
+from pagoda_operator.quota.usage import QuotaUsages
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import Ages
@@ -136,7 +137,8 @@ class QuotaHarness:
         self.quotas = Quotas(self.api, self.seen, self.woken.append, lambda: self.later, lambda: self.later >= self.settled_at)
         dependencies = dependencies_with(self.api, quota=self.quotas, daemons=self.daemons, ages=Ages(lambda: self.later))
         self.operator = Reconciler(self.api, Settings(), self.now, dependencies)
-        self.status_writer = StatusWriter(self.api, self.quotas, self.now, lambda: self.single)
+        self.usages = QuotaUsages()
+        self.status_writer = StatusWriter(self.api, self.quotas, self.now, lambda: self.single, usages=self.usages)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.later + self.jump)

@@ -11,8 +11,10 @@ from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.demand.callers import Callers
 from pagoda_gateway.demand.messages import DemandMessages
+from pagoda_gateway.demand.quota_reports import QuotaReports
 from pagoda_gateway.demand.server import DemandServer
 from pagoda_gateway.demand.service_demand import Facts, Held, service_demand
+from pagoda_gateway.limits.ledger import WindowCount
 from pagoda_gateway.requests.hold_queue import HoldQueue
 from pagoda_gateway.requests.tally import ServiceTally, Tally
 from pagoda_gateway.routing.endpoint import Endpoint, Frame
@@ -227,5 +229,31 @@ async def test_demand_is_sent_to_the_operator_and_to_no_other_caller(tmp_path):
         assert await first(("authorization", "Bearer sk-123")) is grpc.StatusCode.UNAUTHENTICATED
         assert await first(("authorization", f"Bearer {issuer.token(ROLE_GATEWAY)}")) is grpc.StatusCode.PERMISSION_DENIED
         assert await first(("authorization", f"Bearer {issuer.token(ROLE_OPERATOR)}")) == "g"
+    finally:
+        await server.close()
+
+
+def test_quotas_are_told_at_first_and_every_ten_seconds_if_they_changed():
+    counts = [WindowCount("q", 60_000, 0, 1, 20)]
+    reports = QuotaReports(lambda: list(counts))
+    (row,) = reports.due(1_000).windows
+    assert (row.quota, row.window_ms, row.start_unix_ms, row.requests, row.tokens) == ("q", 60_000, 0, 1, 20)
+    counts[0] = WindowCount("q", 60_000, 0, 2, 20)
+    assert reports.due(10_999) is None
+    assert [row.requests for row in reports.due(11_000).windows] == [2]
+    assert reports.due(30_000) is None
+    counts.clear()
+    assert reports.due(40_000) == pb.QuotaReport()
+
+
+async def test_the_first_frame_of_a_watch_has_what_was_used_of_quotas():
+    messages = DemandMessages(EndpointCache(), HoldQueue(1), Tally(0.0), lambda: 0.0)
+    server = DemandServer(messages, "g", lambda: 0.0, quotas=lambda: [WindowCount("q", 60_000, 0, 1, 20)])
+    port = await server.start("127.0.0.1:0")
+    try:
+        async with watching(port) as call:
+            frame = await call.read()
+            assert [row.quota for row in frame.quotas.windows] == ["q"]
+            assert not (await call.read()).HasField("quotas")
     finally:
         await server.close()

@@ -43,6 +43,16 @@ def test_the_first_limit_without_room_refuses_and_nothing_is_taken():
     assert used(ledger) == (1, 1, 900, 900)
 
 
+def test_what_was_admitted_is_told_by_window_until_that_is_over():
+    ledger = Ledger(HOUR)
+    assert ledger.windows(START) == []
+    ledger.reserve(ask("a", 100), "g", START)
+    ledger.settle(ask("a", 42), "g", START)
+    assert ledger.windows(START) == [("q", HOUR, START, 1, 42), ("r", HOUR // 3, START, 0, 42)]
+    assert ledger.windows(START + HOUR // 3) == [("q", HOUR, START, 1, 42)]
+    assert ledger.windows(START + HOUR) == []
+
+
 def test_a_window_begins_anew_and_a_late_end_does_not_touch_it():
     ledger = Ledger(HOUR)
     ledger.reserve(ask("a", 900), "g", START)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from pagoda_contracts.resources.apikeys import new_key
 from prometheus_client.parser import text_string_to_metric_families
 from support.kube.issuer import Issuer
 from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
-from support.servers.replica import NAME, replica_config, start_replica
+from support.servers.replica import NAME, Replica, replica_config, start_replica
 
 pytestmark = pytest.mark.deep  # real processes, seconds each
 
@@ -52,6 +53,7 @@ class Route:
     """A gateway with a replica behind it."""
 
     gateway: GatewayProcess
+    replica: Replica
 
     async def ask(self, tenant: str, path: str = "/v1/completions", *, leave_after: int | None = None, **fields: Any) -> Answer:
         """`leave_after`: the client closes its connection after so many events."""
@@ -78,6 +80,17 @@ class Route:
         samples = [sample for family in families for sample in family.samples if sample.name == "pagoda_gateway_tokens_total"]
         return {one.labels["kind"]: one.value for one in samples if one.labels["tenant"] == tenant}
 
+    def used_by_all(self) -> float:
+        """Prompt and answer tokens of all tenants, as the gateway says."""
+        return sum(value for tenant in KEYS for value in self.used(tenant).values())
+
+    def counted_by_replica(self) -> float:
+        """Prompt and answer tokens, as the replica says."""
+        with urllib.request.urlopen(f"http://{self.replica.http}/metrics") as scraped:
+            families = text_string_to_metric_families(scraped.read().decode())
+        names = {"vllm:prompt_tokens_total", "vllm:generation_tokens_total"}
+        return sum(sample.value for family in families for sample in family.samples if sample.name in names)
+
 
 @pytest.fixture(scope="module")
 def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Route]:
@@ -91,7 +104,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Route]:
         write_fleet(folder / "fleet.json", [{"name": "ns/s", "served_names": [NAME], "endpoints": endpoints}])
         files = {"--fleet": "fleet.json", "--keys": "keys.json", "--quotas": "quotas.json", "--token": "token"}
         with start_gateway(*(word for name, file in files.items() for word in (name, str(folder / file)))) as gateway:
-            yield Route(gateway)
+            yield Route(gateway, replica)
 
 
 def quota(name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -196,3 +209,15 @@ async def test_without_a_quota_no_limit_is_told_but_usage_is_counted(route):
     assert answer.status == 200
     assert not [name for name in answer.headers if "ratelimit" in name.lower()]
     assert route.used("free") == {"prompt": 3.0, "cached": 0.0, "answer": 4.0}
+
+
+async def test_the_sum_over_tenants_is_what_the_replica_counted_itself(route):
+    """Answers in whole and in parts, of tenants with and without a quota, one after the other and side by side."""
+    mine, theirs = route.used_by_all(), route.counted_by_replica()
+    answers = [route.ask(tenant, max_tokens=4 + at, stream=at % 2 == 0) for at, tenant in enumerate(("free", "caps", "free", "caps"))]
+    whole = await asyncio.gather(*answers, route.ask("caps", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}]))
+    assert [answer.status for answer in whole] == [200] * 5
+    async with asyncio.timeout(120):  # the engine's last beat may be on its way
+        while (more := route.counted_by_replica() - theirs) != route.used_by_all() - mine:
+            await asyncio.sleep(0.05)
+    assert more > 4 * 3 + 4 + 5 + 6 + 7

@@ -1,0 +1,109 @@
+"""What gateways admitted under a quota reaches its status: summed, at a bounded rate, and nothing is written at rest."""
+
+import asyncio
+
+import pytest
+from pagoda_contracts.names import API_VERSION
+from pagoda_contracts.pb.demand_pb2 import QuotaReport, QuotaUsage
+from pagoda_contracts.resources.tenant import TenantQuotaSpec, WindowUsage
+from pagoda_operator.api.state import QUOTAS
+from pagoda_operator.quota.usage import QuotaUsages, summary
+from support.worlds.quota import START, QuotaWorld
+
+MINUTE, HOUR = 60_000, 3_600_000
+NOW_MS = round(START.timestamp() * 1000)
+LIMITS = [{"window": "1m", "requests": 600}, {"window": "1h", "requests": 9_000, "tokens": 1_000}]
+SPEC = TenantQuotaSpec.model_validate({"subjects": {"apiKeysSecretRef": {"namespace": "pagoda", "name": "k"}}, "limits": LIMITS})
+
+
+def report(*rows):
+    fields = ("quota", "window_ms", "start_unix_ms", "requests", "tokens")
+    return QuotaReport(windows=[QuotaUsage(**dict(zip(fields, row, strict=True))) for row in rows])
+
+
+def used(usages, now_ms=NOW_MS):
+    return [(one.requests, one.tokens) for one in usages.of("team", SPEC, now_ms / 1000)]
+
+
+def test_what_gateways_admitted_is_summed_by_window():
+    usages = QuotaUsages()
+    assert usages.of("team", SPEC, NOW_MS / 1000) is None
+    usages.hear("a", report(("team", MINUTE, NOW_MS, 3, 0), ("team", HOUR, NOW_MS, 30, 400), ("other", HOUR, NOW_MS, 99, 99)))
+    usages.hear("b", report(("team", HOUR, NOW_MS, 5, 100)))
+    assert used(usages) == [(3, None), (35, 500)]
+    usages.hear("b", report(("team", HOUR, NOW_MS, 6, 200)))
+    assert used(usages) == [(3, None), (36, 600)]
+    usages.forget("a")
+    assert used(usages) == [(0, None), (6, 200)]
+
+
+def test_only_the_newest_window_counts_and_none_that_is_over():
+    usages = QuotaUsages()
+    usages.hear("late", report(("team", HOUR, NOW_MS - HOUR, 100, 900)))
+    assert used(usages, NOW_MS - 1) == [(0, None), (100, 900)]
+    assert used(usages, NOW_MS) == [(0, None), (0, 0)]
+    usages.hear("early", report(("team", HOUR, NOW_MS, 1, 10)))
+    assert used(usages, NOW_MS - 1) == [(0, None), (1, 10)], "a gateway's clock is ahead"
+
+
+@pytest.mark.parametrize(
+    ("windows", "text"),
+    [
+        ((), None),
+        ((WindowUsage(window="1m", requests=3, requests_left=597),), "3/600 requests in 1m"),
+        (
+            (WindowUsage(window="1m", requests=3, requests_left=597), WindowUsage(window="24h", tokens=5, tokens_left=0)),
+            "3/600 requests in 1m; 5/5 tokens in 24h",
+        ),
+    ],
+)
+def test_the_summary_says_what_is_used_of_what(windows, text):
+    assert summary(windows) == text
+
+
+def world_of_limits():
+    world = QuotaWorld()
+    spec = SPEC.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    world.api.put(QUOTAS, {"apiVersion": API_VERSION, "kind": QUOTAS.kind, "metadata": {"name": "team"}, "spec": spec})
+    return world
+
+
+def written(world):
+    asyncio.run(world.status_writer.write())
+    return world.api.objects[QUOTAS.kind, "", "team"]["status"].get("usage")
+
+
+def test_the_status_has_used_and_left_once_a_minute_and_no_write_follows_without_requests():
+    world = world_of_limits()
+    world.usages.hear("a", report(("team", HOUR, NOW_MS, 30, 400)))
+    assert written(world) == {
+        "summary": "0/600 requests in 1m; 30/9000 requests, 400/1000 tokens in 1h",
+        "windows": [
+            {"window": "1m", "requests": 0, "requestsLeft": 600},
+            {"window": "1h", "requests": 30, "tokens": 400, "requestsLeft": 8970, "tokensLeft": 600},
+        ],
+        "migSlices": [],
+    }
+    writes = len(world.api.journal)
+    for requests in range(31, 60):  # 58 s of requests
+        world.later += 2
+        world.usages.hear("a", report(("team", HOUR, NOW_MS, requests, 400)))
+        written(world)
+    assert len(world.api.journal) == writes
+    world.later += 2
+    assert written(world)["windows"][1]["requests"] == 59
+    world.later = 3_600
+    assert written(world)["windows"][1] == {"window": "1h", "requests": 0, "tokens": 0, "requestsLeft": 9000, "tokensLeft": 1000}
+    writes = len(world.api.journal)
+    for _ in range(50):
+        world.later += 600
+        written(world)
+    assert len(world.api.journal) == writes
+
+
+def test_a_new_operator_keeps_what_was_written_until_a_gateway_reports():
+    world = world_of_limits()
+    world.usages.hear("a", report(("team", HOUR, NOW_MS, 30, 400)))
+    before, writes = written(world), len(world.api.journal)
+    world.restart()
+    assert (written(world), len(world.api.journal)) == (before, writes)
