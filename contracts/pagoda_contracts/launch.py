@@ -95,11 +95,23 @@ class EngineConfig(_Section):
     tensor_parallel: int | None = _later("Devices over which each layer is spread.")
 
 
-class AdaptersConfig(_Section):
-    """LoRA adapters; the catalogue itself comes by SetAdapters."""
+class AdapterModule(_Section):
+    """A LoRA adapter that is loaded at the start."""
 
-    max_loaded: int = Field(default=8, ge=1, description="Adapters resident at the same time.")
-    max_rank: int = Field(default=64, ge=1, description="Largest rank of an adapter.")
+    name: str = Field(description="What clients put in `model`.")
+    path: str = Field(description="Directory with adapter_config.json and adapter_model.safetensors.")
+
+
+class AdaptersConfig(_Section):
+    """LoRA adapters. Given, the daemon computes with PyTorch instead of native ops."""
+
+    max_loaded: int = Field(default=8, ge=1, le=1024, description="Names of adapters at the same time.")
+    max_rank: int = Field(default=64, ge=1, le=1024, description="Largest rank of an adapter.")
+    modules: tuple[AdapterModule, ...] = Field(default=(), description="Adapters that are loaded at the start.")
+    directory: str | None = Field(
+        default=None,
+        description="Directory below which adapters may lie that /v1/load_lora_adapter loads; where absent, it loads none.",
+    )
 
 
 class HealthConfig(_Section):
@@ -231,7 +243,7 @@ class DaemonConfig(_Section):
     model: ModelConfig = Field(description="The model.")
     engine: EngineConfig = Field(default=EngineConfig(), description="Limits and numerics.")
     drain_timeout: Duration = Field(default="30s", description="Time that running requests have to finish when the replica ends.")
-    adapters: AdaptersConfig | None = _later("LoRA adapters; none where absent.")
+    adapters: AdaptersConfig | None = Field(default=None, description="LoRA adapters; none where absent.")
     health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken; defaults where absent.")
     slo: SloConfig | None = Field(default=None, description="What goodput is counted against; nothing where absent.")
     listen: Listen = Field(default=Listen(), description="Where it listens.")

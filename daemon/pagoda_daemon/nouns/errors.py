@@ -6,6 +6,8 @@ DaemonError
 │   └── ConfigRejected        impossible or contradictory configuration
 ├── NotStarted                this machine would not let it start now (a full disk): a restart may
 ├── EngineDied                the engine process is gone or silent
+├── AdapterRejected           a LoRA adapter cannot be served, or not beside the others
+│   └── AdapterMissing        there is none
 └── RequestError              ends one request, never the engine
     ├── BadRequest            invalid input; names the parameter
     │   └── NotRead           its answer was not read for too long
@@ -91,6 +93,14 @@ class NotStarted(DaemonError):
 
 class EngineDied(DaemonError):
     """The engine process is gone or silent."""
+
+
+class AdapterRejected(DaemonError):
+    """A LoRA adapter cannot be served; the message names the file, key or tensor."""
+
+
+class AdapterMissing(AdapterRejected):
+    """There is no adapter in that directory."""
 
 
 class RequestError(DaemonError):

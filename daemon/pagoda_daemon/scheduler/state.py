@@ -17,6 +17,7 @@ from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import StepPlan
 from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt, Stats, Tally
+from pagoda_daemon.scheduler.adapters import AdapterTable
 from pagoda_daemon.scheduler.compilations import Compilations
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.extra_row import with_extra_row
@@ -112,6 +113,7 @@ class State:
         self.deep_check_answer: DeepCheckAnswer | None = None
         self.unwatched: list[Request] = []
         self.compilations = Compilations()
+        self.adapters = AdapterTable()
         self.slow = SlowSteps()
         self._free_rows = list(range(limits.max_concurrency - 1, -1, -1))
 
@@ -220,12 +222,14 @@ class State:
     def enter(self, request: Request) -> None:
         """`request` is admitted."""
         self.present += 1
+        self.adapters.use(request.adapter, 1)
         self.committed_blocks += request.blocks
         self.committed_bytes += request.logprob_bytes
 
     def leave(self, request: Request) -> Request:
         """`request`, which neither waits nor runs any more, is over."""
         self.present -= 1
+        self.adapters.use(request.adapter, -1)
         self.committed_blocks -= request.blocks
         self.committed_bytes -= request.logprob_bytes
         if request.group is not None:
