@@ -178,7 +178,7 @@ class AuthConfig(_Section):
 
     keys_file: str | None = Field(
         default=None,
-        description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics]]`; read again when it changes.",
+        description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics|admin]]`; read again when it changes.",
     )
     tokens: TokensConfig | None = Field(default=None, description="ServiceAccount tokens; none is accepted where absent.")
     metrics_from: tuple[str, ...] = Field(default=(), description="Networks (CIDR) whose peers read /metrics without a token.")

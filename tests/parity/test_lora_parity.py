@@ -33,14 +33,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "layers": {"layers_to_transform": [0, 2]},
     "one layer": {"layers_to_transform": 1, "layers_pattern": "layers"},
 }
-CASES = [(family, name) for family in FAMILIES for name in ("attention", "all linear")] + [("llama", name) for name in CONFIGS]
+SPARSE = ("qwen3_moe", "mixtral")
+CASES = {(family, name) for family in FAMILIES for name in ("attention", "all linear") if family not in SPARSE or name == "attention"}
+CASES |= {("llama", name) for name in CONFIGS}
 
 
 def load(directory: Path) -> ModelWorker:
     engine = EngineConfig.model_validate({"dtype": "float32", "threads": 1, "max_model_len": 256, "max_concurrency": 32})
-    return ModelWorker.load(
-        DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=engine), lambda _: None
-    )
+    return ModelWorker.load(DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=engine), lambda _: None)
 
 
 def adapter_of(worker: ModelWorker, directory: Path, rank: int = 16) -> Adapter:
@@ -55,12 +55,11 @@ def prompt_of(seed: int) -> torch.Tensor:
 def logits_of(worker: ModelWorker, held: list[Adapter | None]) -> torch.Tensor:
     """The last token's logits of one prompt for each, all in one step."""
     assert isinstance(worker.forward, TorchForward)
-    worker.forward.adapters = {slot: adapter for slot, adapter in enumerate(held, 1) if adapter is not None}
+    worker.forward.adapters.clear()
     drive = Drive(worker, token_budget=1024)
     for slot, adapter in enumerate(held, 1):
-        if adapter is not None:
-            assert drive.state.adapters.hold(adapter.digest) is not None
-            worker.forward.adapters[drive.state.adapters.slot_of(adapter.digest) or 0] = adapter
+        if adapter is not None and (free := drive.state.adapters.hold(adapter.digest)) is not None:
+            worker.forward.adapters[free] = adapter
         drive.submit(f"r{slot}", prompt_of(slot).tolist(), 1, adapter="" if adapter is None else adapter.digest)
     step = plan(drive.state, 0.0)
     assert step is not None
@@ -68,7 +67,7 @@ def logits_of(worker: ModelWorker, held: list[Adapter | None]) -> torch.Tensor:
     return worker.logits(step)
 
 
-@pytest.mark.parametrize(("family", "name"), sorted(set(CASES)))
+@pytest.mark.parametrize(("family", "name"), sorted(CASES))
 def test_logits_equal_pefts(tmp_path: Path, family: str, name: str) -> None:
     model = make_model(tmp_path / "model", family)
     tuned = make_adapter(model, tmp_path / "adapter", **CONFIGS[name])

@@ -69,7 +69,7 @@ class AdapterLoads:
 
     def hear(self, state: State) -> list[AdapterLoaded]:
         """What was read since the last call."""
-        answers = []
+        answers: list[AdapterLoaded] = []
         while True:
             try:
                 os.eventfd_read(self._bell)

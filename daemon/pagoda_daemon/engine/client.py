@@ -19,8 +19,8 @@ import structlog
 import zmq
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.calls import Calls
+from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.ended import end_of
 from pagoda_daemon.engine.start import Wires
 from pagoda_daemon.engine.stream import Stream
@@ -155,8 +155,7 @@ class EngineLink(ABC):
             case DeepCheckAnswer():
                 self._deep_checks.answer(message.check_id, message)
             case AdapterLoaded():
-                if not self._loads.answer(message.call, message) and message.digest:
-                    self.release_adapter(message.digest)
+                self._take_adapter(message)
             case Heartbeat():
                 replica.engine_beat = message.sent_at_ms / 1000
                 replica.step_started = message.step_started_ms / 1000
@@ -175,6 +174,10 @@ class EngineLink(ABC):
                 replica.changed()
             case Failed():
                 self._failed = message
+
+    def _take_adapter(self, message: AdapterLoaded) -> None:
+        if not self._loads.answer(message.call, message) and message.digest:
+            self.release_adapter(message.digest)
 
     def _take_loading(self, message: Loading) -> None:
         if message.progress > self._replica.load_progress:

@@ -263,13 +263,13 @@ class Engine:
 
     def _beat(self) -> None:
         self._beat_ms = self._clock_ms()
-        state, predicted, stats, tally, cost, adapters = self._state, 0, Stats(), Tally(), (0.0, 0.0, 0.0), ()
+        state, predicted, stats, tally, cost = self._state, 0, Stats(), Tally(), (0.0, 0.0, 0.0)
+        adapters = () if state is None else uses(state)
         if state is None:
             self._wire.send(Loading(self._progress))
         else:
             stats, tally = state.stats(), state.tally()
             predicted, cost = state.predicted_step_ms(), state.step_cost.parts_us()
-            adapters = uses(state)
             self._tell_cache(state)
         self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats, tally, cost, adapters))
 

@@ -14,11 +14,13 @@ from pagoda_daemon.nouns.errors import AdapterRejected
 ALL_LINEAR: Final = "all-linear"
 _LARGEST_RANK: Final = 1024
 # Without effect on what a trained adapter computes: training, initial values, where it came from.
-_WITHOUT_EFFECT: Final = frozenset((
-    *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version", "lora_dropout"),
-    *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
-    *("runtime_config", "ensure_weight_tying"),
-))
+_WITHOUT_EFFECT: Final = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version", "lora_dropout"),
+        *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
+        *("runtime_config", "ensure_weight_tying"),
+    )
+)
 _READ: Final = frozenset((
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules"),
     *("layers_to_transform", "layers_pattern", "bias", "init_lora_weights"),

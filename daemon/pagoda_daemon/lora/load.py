@@ -53,12 +53,12 @@ def _adapter(content: Content, config: AdapterConfig, modules: Mapping[str, Modu
     refuse_unknown(stored.keys(), modules, wanted)
     read = _Reader(file, stored, config, like)
     pairs = {(module.layer, module.part, module.at): read.pair(name, module) for name, module in wanted.items()}
-    layers = tuple(dict(_layer(pairs, index, modules, spec)) for index in range(spec.layers))
+    layers = tuple(dict(_layer(pairs, index, modules)) for index in range(spec.layers))
     return Adapter(content.digest, max(config.rank_of(name) for name in wanted), layers)
 
 
 def _layer(
-    pairs: Mapping[tuple[int, Part, int], tuple[Tensor, Tensor]], layer: int, modules: Mapping[str, Module], spec: ModelSpec
+    pairs: Mapping[tuple[int, Part, int], tuple[Tensor, Tensor]], layer: int, modules: Mapping[str, Module]
 ) -> Iterator[tuple[Part, LowRank]]:
     kinds: tuple[Part, ...] = ("qkv", "output", "gate_up", "down")
     for part in kinds:

@@ -48,7 +48,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """The tokens that have an adapter, [tokens] flat indexes sorted by adapter, and of each adapter where its tokens begin and end there."""
+    """The tokens that have an adapter: [tokens] flat indexes sorted by adapter, and where each adapter's begin and end there."""
 
     tokens: Tensor
     spans: tuple[tuple[Adapter, int, int], ...]

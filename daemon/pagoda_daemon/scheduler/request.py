@@ -48,8 +48,8 @@ class Request:
     its share of the request's worst case. `deadline_ms` is infinite where there is none; `group` joins the choices of one request, which
     share their prompt. The front has the log-probabilities of `scored` prompt tokens; as long as it wants more, each must be computed:
     `reuses` is False. Where it is pooled, `pooled` is the sum of the states of its first `scored` tokens. Where there is a `grammar`, the
-    token that follows all known ones waits for its `mask`; `watched` once a matcher was asked for. `adapter` is its slot, 0 for none. `retried`: a step of it raised and it
-    was begun anew, which is done once."""
+    token that follows all known ones waits for its `mask`; `watched` once a matcher was asked for. `retried`: a step of it raised and it
+    was begun anew, which is done once. `adapter` is the slot of its LoRA adapter, 0 for none."""
 
     request_id: str
     index: int
