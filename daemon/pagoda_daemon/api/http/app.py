@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID
@@ -46,7 +46,7 @@ from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.messages import CreateMessage, count_tokens
-from pagoda_daemon.api.routes.openapi import HTML, Load, Version, document
+from pagoda_daemon.api.routes.openapi import ADAPTER_OPERATIONS, HTML, OPERATIONS, Load, Version, document
 from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
 from pagoda_daemon.health.replica import Replica
@@ -152,11 +152,14 @@ class Info:
         return _json(Load(self.parts.replica.in_flight))
 
     async def openapi(self, _request: Request) -> Response:
-        return Response(msgspec.json.encode(document(self.parts.version, prefix=self.parts.web.root_path)), media_type=JSON)
+        return Response(msgspec.json.encode(self._document()), media_type=JSON)
 
     async def docs(self, _request: Request) -> Response:
-        prefix = self.parts.web.root_path
-        return Response(docspage.page(document(self.parts.version, prefix=prefix), prefix), headers=docspage.HEADERS, media_type=HTML)
+        return Response(docspage.page(self._document(), self.parts.web.root_path), headers=docspage.HEADERS, media_type=HTML)
+
+    def _document(self) -> dict[str, Any]:
+        more = () if self.parts.admission.adapters is None else ADAPTER_OPERATIONS
+        return document(self.parts.version, (*OPERATIONS, *more), self.parts.web.root_path)
 
     def _cards(self) -> dict[str, ModelCard]:
         limits, adapters = self.parts.replica.limits, self.parts.admission.adapters

@@ -39,12 +39,12 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unk
 
 
 class AdapterErrorBody(msgspec.Struct, frozen=True):
-    """vLLM's error object: `code` is the status."""
+    """vLLM's error object: `code` is the status. What is refused before the adapter is looked at has a word there, as elsewhere."""
 
     message: str
     type: str
-    code: int
-    param: None = None
+    code: int | str | None
+    param: str | None = None
 
 
 class AdapterError(msgspec.Struct, frozen=True):

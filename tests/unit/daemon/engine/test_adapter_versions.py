@@ -1,8 +1,7 @@
 """Adapters come, go and change under requests in random order: each answer is that of the version it began with, computed alone.
 
-The catalogue of the front, the slots of the engine and the scheduler are the real ones. The device is simulated: its tokens depend on the
-adapter,
-and so do the keys and values that it leaves behind, so a wrong slot or a shared block gives another answer.
+The catalogue of the front, the slots of the engine and the scheduler are the real ones. The device is simulated. Its tokens depend on the
+adapter, and so do the keys and values that it leaves behind: a wrong slot or a shared block gives another answer.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ async def test_models_lists_adapters_with_their_parent(tmp_path, root):
         assert (base["id"], base["parent"]) == (NAME, None)
         assert (own["id"], own["parent"], own["root"]) == ("one", NAME, digest(root / "one"))
         assert (await http.get("/v1/models/one")).json() == own
+        assert {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"} < (await http.get("/openapi.json")).json()["paths"].keys()
 
 
 async def test_vllms_endpoints_answer_with_its_sentences_and_codes(tmp_path, root):
