@@ -105,8 +105,8 @@ class AdapterModule(_Section):
 class AdaptersConfig(_Section):
     """LoRA adapters. Given, the daemon computes with PyTorch instead of native ops."""
 
-    max_loaded: int = Field(default=8, ge=1, le=1024, description="Names of adapters at the same time.")
-    max_rank: int = Field(default=64, ge=1, le=1024, description="Largest rank of an adapter.")
+    max_loaded: int = Field(default=8, ge=1, description="Names of adapters at the same time.")
+    max_rank: int = Field(default=64, ge=1, description="Largest rank of an adapter.")
     modules: tuple[AdapterModule, ...] = Field(default=(), description="Adapters that are loaded at the start.")
     directory: str | None = Field(
         default=None,

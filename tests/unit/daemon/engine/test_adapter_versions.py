@@ -21,7 +21,7 @@ from pagoda_daemon.nouns.batch import WorkerLimits
 from pagoda_daemon.nouns.errors import AdapterRejected
 from pagoda_daemon.nouns.messages import AdapterLoaded, LoadAdapter, ReleaseAdapter
 from pagoda_daemon.runner.adapters import AdapterStore
-from pagoda_daemon.scheduler.adapters import AdapterTable
+from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.simulated.device.worker import Digest, SimulatedWorker, expected_tokens
 from support.engine.drive import Drive

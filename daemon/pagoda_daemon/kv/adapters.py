@@ -1,4 +1,4 @@
-"""AdapterTable: which adapter has which slot, and until when. Held by `state`; pure.
+"""AdapterTable: which adapter has which slot, and until when. Held by `scheduler.state`; pure.
 
 The front holds an adapter once for each version of a name, and each request of the engine uses one. A slot is free again when neither is
 left, so a request keeps the version it began with however often its name changes.
