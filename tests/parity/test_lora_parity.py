@@ -84,7 +84,8 @@ def test_logits_equal_pefts(tmp_path: Path, family: str, name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_of_a_mixed_step_has_its_own_adapter(tmp_path: Path, family: str) -> None:
-    """And rows without one compute the same bits as in a step without adapters."""
+    """And rows without one compute the same bits as in a step without adapters. In a sparse model a row's last bits depend on how many others
+    share its experts, which their adapters change."""
     model = make_model(tmp_path / "model", family)
     tuned = [make_adapter(model, tmp_path / str(seed), seed, r=2 + seed) for seed in range(3)]
     worker = load(tmp_path / "model")
@@ -95,7 +96,8 @@ def test_every_row_of_a_mixed_step_has_its_own_adapter(tmp_path: Path, family: s
     judges = {None: model, one.digest: tuned[0], two.digest: tuned[1], three.digest: tuned[2]}
     for at, adapter in enumerate(held):
         if adapter is None:
-            assert torch.equal(ours[at], plain[at])
+            same = torch.allclose(ours[at], plain[at], rtol=0, atol=TOLERANCE) if family in SPARSE else torch.equal(ours[at], plain[at])
+            assert same
             continue
         with torch.inference_mode():
             wanted = judges[adapter.digest](prompt_of(at + 1)[None]).logits[0, -1]
