@@ -84,8 +84,8 @@ def test_logits_equal_pefts(tmp_path: Path, family: str, name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_of_a_mixed_step_has_its_own_adapter(tmp_path: Path, family: str) -> None:
-    """And rows without one compute the same bits as in a step without adapters. In a sparse model a row's last bits depend on how many others
-    share its experts, which their adapters change."""
+    """And rows without one compute the same bits as in a step without adapters. In a sparse model a row's last bits depend on how many
+    others share its experts, which their adapters change."""
     model = make_model(tmp_path / "model", family)
     tuned = [make_adapter(model, tmp_path / str(seed), seed, r=2 + seed) for seed in range(3)]
     worker = load(tmp_path / "model")
