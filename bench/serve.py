@@ -26,7 +26,7 @@ HERE: Final = Path(__file__).parent
 sys.path[:0] = [str(HERE / "common"), str(HERE.parent / "tests")]
 
 from engine_models import MODELS, Model, make_model, write_tokenizer
-from pagoda_daemon.engine.client import ENGINE_ENV
+from pagoda_daemon.engine.start import ENGINE_ENV
 from servers import NAME, Pagoda, Server, Vllm, cpu_seconds
 from support.clients import lean_client
 from support.clients.lean_client import Answer, Ask

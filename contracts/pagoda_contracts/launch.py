@@ -93,11 +93,23 @@ class EngineConfig(_Section):
     tensor_parallel: int | None = _later("Devices over which each layer is spread.")
 
 
-class AdaptersConfig(_Section):
-    """LoRA adapters; the catalogue itself comes by SetAdapters."""
+class AdapterModule(_Section):
+    """A LoRA adapter that is loaded at the start."""
 
-    max_loaded: int = Field(default=8, ge=1, description="Adapters resident at the same time.")
+    name: str = Field(description="What clients put in `model`.")
+    path: str = Field(description="Directory with adapter_config.json and adapter_model.safetensors.")
+
+
+class AdaptersConfig(_Section):
+    """LoRA adapters. Given, the daemon computes with PyTorch instead of native ops."""
+
+    max_loaded: int = Field(default=8, ge=1, description="Names of adapters at the same time.")
     max_rank: int = Field(default=64, ge=1, description="Largest rank of an adapter.")
+    modules: tuple[AdapterModule, ...] = Field(default=(), description="Adapters that are loaded at the start.")
+    directory: str | None = Field(
+        default=None,
+        description="Directory below which adapters may lie that /v1/load_lora_adapter loads; where absent, it loads none.",
+    )
 
 
 class HealthConfig(_Section):
@@ -164,7 +176,7 @@ class AuthConfig(_Section):
 
     keys_file: str | None = Field(
         default=None,
-        description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics]]`; read again when it changes.",
+        description="Bearer keys: lines `<SHA-256 of a key in hex> [name [role=client|metrics|admin]]`; read again when it changes.",
     )
     tokens: TokensConfig | None = Field(default=None, description="ServiceAccount tokens. Default: none is accepted.")
     metrics_from: tuple[str, ...] = Field(default=(), description="Networks (CIDR) whose peers read /metrics without a token.")
@@ -229,7 +241,7 @@ class DaemonConfig(_Section):
     model: ModelConfig = Field(description="The model.")
     engine: EngineConfig = Field(default=EngineConfig(), description="Limits and numerics.")
     drain_timeout: Duration = Field(default="30s", description="Time that running requests have to finish when the replica ends.")
-    adapters: AdaptersConfig | None = _later("LoRA adapters. Default: none.")
+    adapters: AdaptersConfig | None = Field(default=None, description="LoRA adapters. Default: none.")
     health: HealthConfig | None = Field(default=None, description="When the replica calls itself broken. Default: as the fields say.")
     slo: SloConfig | None = Field(default=None, description="What goodput is counted against. Default: nothing.")
     listen: Listen = Field(default=Listen(), description="Where it listens.")

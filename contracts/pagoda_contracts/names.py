@@ -173,6 +173,7 @@ TOKEN_AUDIENCE: Final = "pagoda"  # noqa: S105 (the audience, not the token)
 ROLE_GATEWAY: Final = "gateway"
 ROLE_OPERATOR: Final = "operator"
 ROLE_METRICS: Final = "metrics"  # reads /metrics and nothing else
+ROLE_ADMIN: Final = "admin"  # loads and unloads adapters of a stand-alone daemon, and nothing else
 # The public keys that they are verified by: a ConfigMap in every namespace with services, mounted into its replicas.
 JWKS_CONFIG_MAP: Final = "pagoda-jwks"
 COMPONENT_JWKS: Final = "jwks"

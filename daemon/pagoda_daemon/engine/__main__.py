@@ -60,7 +60,8 @@ def _own_process() -> None:
 
 
 def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
-    from pagoda_daemon.engine.loop import Engine, exit_code, failure
+    from pagoda_daemon.engine.exits import exit_code, failure
+    from pagoda_daemon.engine.loop import Engine
     from pagoda_daemon.engine.wire import Wire
 
     wire = Wire(inbox, outbox)

@@ -7,37 +7,39 @@ Made by `api/front/process.py`. Knows no HTTP and no text. Sends never block and
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 import zmq
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
+from pagoda_daemon.engine.calls import Calls
 from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.ended import end_of
+from pagoda_daemon.engine.start import Wires
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics.tokens import TokenMeter
-from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, EngineDied, NotRead
+from pagoda_daemon.nouns.errors import DaemonError, EngineDied, NotRead
 from pagoda_daemon.nouns.messages import (
     Abort,
+    AdapterLoaded,
     DeepCheckAnswer,
     DeepCheckPrompt,
     Failed,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
     Loading,
     Prefixes,
     Ready,
+    ReleaseAdapter,
     RowOutput,
     Shutdown,
     StepOutput,
@@ -48,46 +50,11 @@ from pagoda_daemon.process.parent import DUMP_STACKS
 
 log = structlog.get_logger()
 
-_MAX_IPC_PATH: Final = 107  # sun_path of a Unix socket, less its NUL
-# Compute threads that spin starve a 500 ms heartbeat on two cores. glibc gives every freed megabyte back to the kernel, on the device's
-# thread more eagerly than on the main one, and the next step faults it in page by page: with these, temporaries of up to 32 MiB (the most
-# that it takes) stay, and sampling 32 rows of 32k takes 0.7 instead of 2.2 ms of CPU greedily and 2.4 instead of 5.3 with a temperature.
-ENGINE_ENV: Final = {
-    "GOMP_SPINCOUNT": "1000",
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
-}
+_A = TypeVar("_A")
 _AT_ONCE: Final = 32  # messages: a millisecond or two at 32 rows each
 _STACKS_S: Final = 0.1  # for a hung engine to write its stacks: it takes a millisecond, and clients wait
 _LAST_WORDS_S: Final = 0.5  # how long a dead engine's last message may still be under way
 _MAX_BEHIND: Final = 16_384  # outputs that wait for one request's reader, about 4 MiB: no reader that reads is so late
-
-
-class Wires(NamedTuple):
-    """Socket addresses, named from the engine's side."""
-
-    inbox: str
-    outbox: str
-
-
-def wires(run_dir: Path) -> Wires:
-    """Addresses below the run directory; ConfigRejected where the kernel could not bind them."""
-    paths = [run_dir / "to-engine.sock", run_dir / "from-engine.sock"]
-    too_long = [str(path) for path in paths if len(os.fsencode(path)) > _MAX_IPC_PATH]
-    if too_long:
-        raise ConfigRejected(f"listen.runDir: {too_long[0]!r} is longer than the {_MAX_IPC_PATH} bytes of a socket path")
-    return Wires(*(f"ipc://{path}" for path in paths))
-
-
-def start_engine(config_path: Path, addresses: Wires) -> subprocess.Popen[bytes]:
-    """Starts the engine by exec, in its own session so that Ctrl-C reaches the front alone.
-
-    To be called from the main thread before zmq or gRPC exist: the engine's parent-death signal fires when the *thread* that
-    started it ends.
-    """
-    argv = [sys.executable, "-P", "-m", "pagoda_daemon.engine", "--config", str(config_path), "--parent", str(os.getpid())]
-    env = {**ENGINE_ENV, **os.environ}
-    return subprocess.Popen([*argv, "--inbox", addresses.inbox, "--outbox", addresses.outbox], env=env, start_new_session=True)
 
 
 class EngineLink(ABC):
@@ -98,8 +65,8 @@ class EngineLink(ABC):
         self._replica = replica
         self.meter = TokenMeter()
         self._streams: dict[str, Stream] = {}
-        self._check_id = 0
-        self._deep_checks: dict[int, asyncio.Future[DeepCheckAnswer]] = {}
+        self._deep_checks: Calls[DeepCheckAnswer] = Calls()
+        self._loads: Calls[AdapterLoaded] = Calls()
         self._failed: Failed | None = None
         self._stopping = False
 
@@ -129,10 +96,20 @@ class EngineLink(ABC):
 
     def deep_check(self, prompt: tuple[int, ...], *, margin: bool = False) -> asyncio.Future[DeepCheckAnswer]:
         """Sends the prompt of a deep check; the future is set when its answer comes. EngineDied if no engine reads the wire."""
-        self._check_id += 1
-        answer = self._deep_checks[self._check_id] = asyncio.get_running_loop().create_future()
-        if not self._send(DeepCheckPrompt(self._check_id, prompt, margin)):
-            del self._deep_checks[self._check_id]
+        return self._ask(self._deep_checks, lambda call: DeepCheckPrompt(call, prompt, margin))
+
+    def load_adapter(self, path: str, root: str) -> asyncio.Future[AdapterLoaded]:
+        """The future is set when the adapter in `path` is held, or cannot be. If it was cancelled by then, the adapter is released."""
+        return self._ask(self._loads, lambda call: LoadAdapter(call, path, root))
+
+    def release_adapter(self, digest: str) -> None:
+        """Of one hold. An engine that is gone holds nothing."""
+        self._send(ReleaseAdapter(digest))
+
+    def _ask(self, calls: Calls[_A], message: Callable[[int], ToEngine]) -> asyncio.Future[_A]:
+        call, answer = calls.open()
+        if not self._send(message(call)):
+            calls.drop(call)
             raise EngineDied("the engine process does not read its wire")
         return answer
 
@@ -176,13 +153,15 @@ class EngineLink(ABC):
                 self._hand_out(message.outputs)
                 replica.heard(message.stats, time.monotonic())
             case DeepCheckAnswer():
-                self._take_deep_check(message)
+                self._deep_checks.answer(message.check_id, message)
+            case AdapterLoaded():
+                self._take_adapter(message)
             case Heartbeat():
                 replica.engine_beat = message.sent_at_ms / 1000
                 replica.step_started = message.step_started_ms / 1000
                 replica.predicted_step_ms, replica.cost_us = message.predicted_step_ms, message.cost_us
                 replica.heard(message.stats, replica.engine_beat)
-                replica.tally = message.tally
+                replica.tally, replica.adapters = message.tally, message.adapters
             case Loading():
                 self._take_loading(message)
             case Ready():
@@ -196,10 +175,9 @@ class EngineLink(ABC):
             case Failed():
                 self._failed = message
 
-    def _take_deep_check(self, message: DeepCheckAnswer) -> None:
-        answer = self._deep_checks.pop(message.check_id, None)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+    def _take_adapter(self, message: AdapterLoaded) -> None:
+        if not self._loads.answer(message.call, message) and message.digest:
+            self.release_adapter(message.digest)
 
     def _take_loading(self, message: Loading) -> None:
         if message.progress > self._replica.load_progress:

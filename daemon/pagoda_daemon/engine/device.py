@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 
 
@@ -23,6 +24,7 @@ class Loaded:
     """The worker is warm."""
 
     limits: WorkerLimits
+    adapters: AdapterStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Device:
         # 200 us before this thread could start the step that is waiting already.
         self._ring = ctypes.PyDLL(None).eventfd_write
         self._ended = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._jobs: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[StepPlan | Callable[[], object] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         # A daemon: a hung device must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, args=(build,), name="device", daemon=True)
@@ -64,6 +66,10 @@ class Device:
     def start(self, plan: StepPlan) -> None:
         """Compute `plan` after those started before."""
         self._jobs.put(plan)
+
+    def between_steps(self, change: Callable[[], object]) -> None:
+        """Do `change` after the jobs started before, on the thread that computes. It must not raise."""
+        self._jobs.put(change)
 
     def outcome(self) -> Outcome | None:
         """The end of the oldest job, once; None while it is under way."""
@@ -87,9 +93,12 @@ class Device:
         except Exception as error:  # noqa: BLE001  any failure to load is the loop's to report
             self._report(LoadFailed(error))
             return
-        self._report(Loaded(worker.limits))
-        while (plan := self._jobs.get()) is not None:
-            self._report(_attempt(worker, plan))
+        self._report(Loaded(worker.limits, worker.adapters))
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, StepPlan):
+                self._report(_attempt(worker, job))
+            else:
+                job()
 
     def _report(self, outcome: Outcome) -> None:
         self._outcomes.put(outcome)

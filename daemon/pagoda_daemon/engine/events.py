@@ -1,7 +1,7 @@
 """KvEvents: publishes what becomes of KV blocks over ZMQ, in vLLM's wire format. Opened with an engine, fed by its loop.
 
 PUB: [topic, sequence as 8 bytes big-endian, msgpack]. The msgpack is an array [time, [event, …], rank], an event an array that begins with
-its kind: ["BlockStored", hashes, parent, token ids, block size, adapter id, medium, adapter name], ["BlockRemoved", hashes, medium],
+its kind: ["BlockStored", hashes, parent, token ids, block size, adapter id, medium, adapter digest], ["BlockRemoved", hashes, medium],
 ["AllBlocksCleared"]. ROUTER: who sends a sequence number gets every batch kept from there on as [sequence, msgpack], and then
 [-1, nothing].
 
@@ -141,7 +141,7 @@ def _encoded(event: Event, block_size: int) -> list[Any]:
     if isinstance(event, Cleared):
         return ["AllBlocksCleared"]
     if isinstance(event, Stored):
-        return ["BlockStored", event.hashes, event.parent, event.token_ids, block_size, None, _MEDIUM, None]
+        return ["BlockStored", event.hashes, event.parent, event.token_ids, block_size, None, _MEDIUM, event.adapter or None]
     return ["BlockRemoved", event.hashes, _MEDIUM]
 
 

@@ -14,25 +14,26 @@ from typing import Protocol, assert_never
 
 import structlog
 from pagoda_contracts.launch import EngineConfig
-from pagoda_contracts.names import EXIT_PERMANENT
 
+from pagoda_daemon.engine.adapters import AdapterLoads, uses
 from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
+from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, exit_code, failure
 from pagoda_daemon.engine.grammars import Grammars, MakePool
 from pagoda_daemon.engine.wire import EngineWire
 from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.errors import PermanentError
 from pagoda_daemon.nouns.messages import (
     Abort,
+    AdapterLoaded,
     DeepCheckAnswer,
     DeepCheckPrompt,
-    Failed,
-    FromEngine,
     Heartbeat,
+    LoadAdapter,
     Loading,
     Prefixes,
     Ready,
     Refusal,
+    ReleaseAdapter,
     RowOutput,
     Shutdown,
     Stats,
@@ -41,6 +42,7 @@ from pagoda_daemon.nouns.messages import (
     Tally,
     ToEngine,
 )
+from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
@@ -52,8 +54,6 @@ from pagoda_daemon.scheduler.state import State
 
 IDLE_BEAT_MS = 250
 BUSY_BEAT_MS = 100
-EXIT_OK = 0
-EXIT_FAILED = 1
 STEP_FAILED = "the engine could not compute this request"  # what the device said is for the log: clients get no paths and no sizes
 NO_MEMORY = Refusal("memory_pressure", 1.0, "the device had no memory for this request")
 
@@ -97,6 +97,7 @@ class Engine:
         self._luck = random.Random(secrets.randbits(64))  # noqa: S311  which request is shed is not secret
         self._device = Device(lambda: build(self._note_progress))
         self._grammars = Grammars(make_pool, wire.watch)
+        self._adapters = AdapterLoads(wire.watch, self._device.between_steps)
         self._masks_due_ms = math.inf
         self._events: CacheEvents | None = None
         wire.watch(self._device.fileno())
@@ -117,6 +118,7 @@ class Engine:
                 self._take(outcome)
             if self._state is not None:
                 self._constrain(self._state)
+                self._tell(*self._adapters.hear(self._state))
             self._next()
             if self._clock_ms() - self._beat_ms >= IDLE_BEAT_MS:
                 self._beat()
@@ -136,10 +138,12 @@ class Engine:
                 self._stopping = True
                 if self._state is not None:
                     self._state.draining = True
-            case Submit() | Abort() | DeepCheckPrompt() if self._state is None:
+            case _ if self._state is None:
                 self._early.append(message)
             case DeepCheckPrompt():
-                self._send_deep_check_answer(take_in(self._state, message))
+                self._tell(take_in(self._state, message))
+            case LoadAdapter() | ReleaseAdapter():
+                self._tell(self._adapters.take(self._state, message))
             case Submit():
                 self._submit(self._state, message)
             case Abort():
@@ -169,8 +173,8 @@ class Engine:
 
     def _take(self, outcome: Outcome) -> None:
         match outcome:
-            case Loaded(limits):
-                self._open(limits)
+            case Loaded(limits, adapters):
+                self._open(limits, adapters)
             case LoadFailed(error):
                 self._fail(error)
             case StepResult() if self._state is not None:
@@ -178,7 +182,7 @@ class Engine:
             case StepFailed() if self._state is not None:
                 self._lose(self._state, outcome)
 
-    def _open(self, limits: WorkerLimits) -> None:
+    def _open(self, limits: WorkerLimits, adapters: AdapterStore | None) -> None:
         config = self._config
         caching = config.prefix_caching is not False
         self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget, prefix_caching=caching))
@@ -186,7 +190,8 @@ class Engine:
             self._events.begin(self._state)
         self._wire.send(Loading(1.0))
         pool = (limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total)
-        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by, limits.model))
+        served = self._adapters.open(self._state, adapters)
+        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by, limits.model, served))
         self._beat()
         early, self._early = self._early, []
         for message in early:
@@ -200,7 +205,7 @@ class Engine:
             _log.warning("slow_step", **slow)
         if self._events is not None:
             self._events.publish_changes(state)
-        self._send_deep_check_answer(state.take_deep_check_answer())
+        self._tell(state.take_deep_check_answer())
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
@@ -212,7 +217,7 @@ class Engine:
         what = f"{type(failed.error).__name__}: {failed.error}"
         _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
         self._send_outputs(state, ended)
-        self._send_deep_check_answer(state.take_deep_check_answer())
+        self._tell(state.take_deep_check_answer())
         if not failed.alive:
             self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
@@ -228,6 +233,7 @@ class Engine:
         if state is None or self._stopping or self._exit is not None:
             return
         self._send_outputs(state, expire(state, self._clock_ms()))
+        self._adapters.tidy(state)
         if (left := wait_ms(state, self._clock_ms())) > 0:
             self._masks_due_ms = left
             return
@@ -251,20 +257,22 @@ class Engine:
             self._wire.send(StepOutput(tuple(outputs), state.stats()))
             self._grammars.advance(outputs, self._clock_ms())
 
-    def _send_deep_check_answer(self, answer: DeepCheckAnswer | None) -> None:
-        if answer is not None:
-            self._wire.send(answer)
+    def _tell(self, *answers: DeepCheckAnswer | AdapterLoaded | None) -> None:
+        for answer in answers:
+            if answer is not None:
+                self._wire.send(answer)
 
     def _beat(self) -> None:
         self._beat_ms = self._clock_ms()
         state, predicted, stats, tally, cost = self._state, 0, Stats(), Tally(), (0.0, 0.0, 0.0)
+        adapters = () if state is None else uses(state)
         if state is None:
             self._wire.send(Loading(self._progress))
         else:
             stats, tally = state.stats(), state.tally()
             predicted, cost = state.predicted_step_ms(), state.step_cost.parts_us()
             self._tell_cache(state)
-        self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats, tally, cost))
+        self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats, tally, cost, adapters))
 
     def _tell_cache(self, state: State) -> None:
         """What the cache has and lost since the last beat. Nothing is done if no reader asked."""
@@ -285,15 +293,3 @@ class Engine:
         )
         self._wire.send(message)
         self._exit = exit_code(message)
-
-
-def failure(error: Exception) -> Failed:
-    """The message that tells the front why."""
-    if isinstance(error, PermanentError):
-        return Failed(error.reason, str(error), True)
-    return Failed(type(error).__name__, str(error), False)
-
-
-def exit_code(message: FromEngine) -> int:
-    """What the process exits with after `message`."""
-    return EXIT_PERMANENT if isinstance(message, Failed) and message.permanent else EXIT_FAILED

@@ -25,7 +25,7 @@ from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.health.drain import Drain
 from pagoda_daemon.health.prefixes import PrefixBook
-from pagoda_daemon.nouns.messages import Ready, Stats, Tally
+from pagoda_daemon.nouns.messages import AdapterUse, Ready, Stats, Tally
 
 
 class Limits(NamedTuple):
@@ -95,6 +95,7 @@ class Replica:
     stats: Stats = field(default_factory=Stats)
     tally: Tally = field(default_factory=Tally)
     cost_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    adapters: tuple[AdapterUse, ...] = ()
     prefixes: PrefixBook = field(default_factory=PrefixBook)
     drain: Drain = field(default_factory=Drain)
     listeners: list[Callable[[], None]] = field(default_factory=list)

@@ -12,10 +12,11 @@ from pagoda_daemon.nouns.arrays import Ints
 class Chain:
     """The names of one request's blocks, made when first wanted. Survives preemption with the request."""
 
-    __slots__ = ("_block_size", "names", "root", "text_prefixes")
+    __slots__ = ("_block_size", "adapter", "names", "root", "text_prefixes")
 
-    def __init__(self, root: bytes, block_size: int) -> None:
+    def __init__(self, root: bytes, block_size: int, adapter: str = "") -> None:
         self.root = root
+        self.adapter = adapter  # the digest that is in `root`, for readers of events
         self.names: list[bytes] = []
         self.text_prefixes: tuple[
             tuple[int, bytes], ...
@@ -25,11 +26,11 @@ class Chain:
     @classmethod
     def of(cls, scope: Scope, block_size: int) -> Chain:
         """Nothing named yet, among those that share `scope`."""
-        return cls(_root(scope, block_size), block_size)
+        return cls(_root(scope, block_size), block_size, scope.adapter)
 
     def copy(self) -> Chain:
         """For another answer to the same prompt, which goes on differently."""
-        twin = Chain(self.root, self._block_size)
+        twin = Chain(self.root, self._block_size, self.adapter)
         twin.names = list(self.names)
         return twin
 

@@ -15,11 +15,13 @@ from pagoda_daemon.nouns.arrays import Ints
 
 
 class Stored(NamedTuple):
-    """A chain of blocks became known, after `parent` (None: a prompt begins with them)."""
+    """A chain of blocks became known, after `parent` (None: a prompt begins with them). `adapter`: the digest of the adapter that computed
+    them."""
 
     hashes: tuple[int, ...]
     parent: int | None
     token_ids: tuple[int, ...]
+    adapter: str = ""
 
 
 class Removed(NamedTuple):
@@ -60,7 +62,7 @@ class BlockLedger:
         if begin < end:
             hashes = tuple(_number(name) for name in chain.names[begin:end])
             ids = tuple(tokens[begin * self.block_size : end * self.block_size].tolist())
-            self._events.append(Stored(hashes, _number(chain.names[begin - 1]) if begin else None, ids))
+            self._events.append(Stored(hashes, _number(chain.names[begin - 1]) if begin else None, ids, chain.adapter))
 
     def removed(self, blocks: Iterable[int]) -> None:
         """`blocks` are taken for other content."""

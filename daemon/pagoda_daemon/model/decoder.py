@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagoda_daemon.model.attention import AttentionBatch, KvCache, attend
 from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.model.lowrank import Adapted, add_low_rank
 from pagoda_daemon.model.moe import mix_experts
 from pagoda_daemon.model.ops import gated, linear, rms_norm
 from pagoda_daemon.model.rope import rope_table, rotate
@@ -20,22 +21,28 @@ from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A step's tokens: ids and positions [tokens], and the indexes of those whose logits are wanted."""
+    """A step's tokens: ids and positions [tokens], and the indexes of those whose logits are wanted. `adapted` are those with an adapter,
+    `adapted_wanted` the same among the wanted ones."""
 
     token_ids: Tensor
     positions: Tensor
     wanted: Tensor
     attention: AttentionBatch
+    adapted: Adapted | None = None
+    adapted_wanted: Adapted | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a layer needs besides its input: the tokens' cosines and sines, which tokens they see, and the layer's keys and values."""
+    """What layer `index` needs besides its input: the tokens' cosines and sines, which tokens they see, the layer's keys and values, and
+    which tokens have an adapter."""
 
     turn: tuple[Tensor, Tensor]
     batch: AttentionBatch
     kv: Tensor
     window: int | None
+    index: int
+    adapted: Adapted | None
 
 
 class Decoder:
@@ -60,28 +67,32 @@ class Decoder:
         turn = (self._cos[flat.positions][:, None], self._sin[flat.positions][:, None])
         hidden = self.weights.embedding[flat.token_ids]
         for index, layer in enumerate(self.weights.layers):
-            place = Place(turn, flat.attention, kv.data[index], self.spec.windows[index])
+            place = Place(turn, flat.attention, kv.data[index], self.spec.windows[index], index, flat.adapted)
             hidden = hidden + self._attention(layer, self._head_norms[index], hidden, place)
+            adapted = flat.adapted
             if layer is self.weights.layers[-1]:
                 hidden = hidden[flat.wanted]  # nothing reads what the last MLP makes of the others: a prompt's tokens but one
-            hidden = hidden + self._mlp(layer, hidden)
+                adapted = flat.adapted_wanted
+            hidden = hidden + self._mlp(layer, hidden, index, adapted)
         return rms_norm(hidden, self.weights.norm, self.spec.norm_eps)
 
     def _attention(self, layer: Layer, head_norm: Tensor | None, hidden: Tensor, place: Place) -> Tensor:
         spec = self.spec
         normed = rms_norm(hidden, layer.attention_norm, spec.norm_eps)
-        fused = _apply(normed, layer.qkv).view(hidden.shape[0], -1, spec.head_dim)
+        fused = add_low_rank(_apply(normed, layer.qkv), normed, place.adapted, place.index, "qkv")
+        fused = fused.view(hidden.shape[0], -1, spec.head_dim)
         turning, value = torch.split(fused, [spec.heads + spec.kv_heads, spec.kv_heads], dim=1)
         if head_norm is not None:
             turning = rms_norm(turning, head_norm, spec.norm_eps)
         query, key = torch.split(rotate(turning, *place.turn), [spec.heads, spec.kv_heads], dim=1)
-        mixed = attend((query, key, value), place.batch, place.kv, place.window)
-        return _apply(mixed.flatten(1), layer.output)
+        mixed = attend((query, key, value), place.batch, place.kv, place.window).flatten(1)
+        return add_low_rank(_apply(mixed, layer.output), mixed, place.adapted, place.index, "output")
 
-    def _mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
+    def _mlp(self, layer: Layer, hidden: Tensor, index: int, adapted: Adapted | None) -> Tensor:
         normed = rms_norm(hidden, layer.mlp_norm, self.spec.norm_eps)
         if isinstance(layer.mlp, Mlp):
-            return _apply(gated(_apply(normed, layer.mlp.gate_up)), layer.mlp.down)
+            inner = gated(add_low_rank(_apply(normed, layer.mlp.gate_up), normed, adapted, index, "gate_up"))
+            return add_low_rank(_apply(inner, layer.mlp.down), inner, adapted, index, "down")
         return mix_experts(normed, layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
 
 

@@ -41,10 +41,14 @@ def read_header(file: Path) -> dict[str, Stored]:
     """Name → tensor; ModelRejected names the file, and the tensor where one is wrong."""
     try:
         with file.open("rb") as handle:
-            header, start = _header(file, handle)
-            size = os.fstat(handle.fileno()).st_size
+            return header_of(file, handle, os.fstat(handle.fileno()).st_size)
     except OSError as error:
         raise ModelRejected(f"{file.name} cannot be read: {error.strerror}") from error
+
+
+def header_of(file: Path, handle: BinaryIO, size: int) -> dict[str, Stored]:
+    """As `read_header`, of what is open already and has `size` bytes."""
+    header, start = _header(file, handle)
     stored = {name: _stored(file, name, entry, start) for name, entry in header.items() if name != "__metadata__"}
     for tensor in stored.values():
         if tensor.end > size:

@@ -112,7 +112,7 @@ class StepPlan:
     Plans are executed in the order in which they were made; the next one may be made while one is executed. A token id LAST_SAMPLED
     stands for what the row sampled in the plan before. `copies` [n, 2] are blocks (source, destination) to copy before anything of this
     step is written: all sources are read first. Blocks and rows in a plan may have been given to others by the time its result is
-    there; what it wrote is overwritten by theirs, later.
+    there; what it wrote is overwritten by theirs, later. `adapters[i]` is the slot of the row's adapter, 0 for none; None: no row has one.
     """
 
     step: int
@@ -124,6 +124,7 @@ class StepPlan:
     sample: Bools
     sampling: SamplingRows = GREEDY
     copies: Ints = field(default_factory=lambda: NO_COPIES, kw_only=True)
+    adapters: Ints | None = field(default=None, kw_only=True)
 
     @property
     def tokens(self) -> int:

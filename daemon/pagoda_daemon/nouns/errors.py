@@ -6,6 +6,9 @@ DaemonError
 │   └── ConfigRejected        impossible or contradictory configuration
 ├── NotStarted                this machine would not let it start now (a full disk): a restart may
 ├── EngineDied                the engine process is gone or silent
+├── AdapterRejected           a LoRA adapter cannot be served, or not beside the others
+│   ├── AdapterMissing        there is none
+│   └── AdapterTaken          its name stands for another one
 └── RequestError              ends one request, never the engine
     ├── BadRequest            invalid input; names the parameter
     │   └── NotRead           its answer was not read for too long
@@ -93,6 +96,23 @@ class NotStarted(DaemonError):
 
 class EngineDied(DaemonError):
     """The engine process is gone or silent."""
+
+
+class AdapterRejected(DaemonError):
+    """A LoRA adapter cannot be served; the message names the file, key or tensor."""
+
+
+class AdapterMissing(AdapterRejected):
+    """There is no adapter in that directory."""
+
+
+class AdapterTaken(AdapterRejected):
+    """The name stands for an adapter already. The sentence is vLLM's, which clients look for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
+        )
 
 
 class RequestError(DaemonError):

@@ -83,7 +83,21 @@ class DeepCheckPrompt(msgspec.Struct, frozen=True, tag="deep_check"):
     margin: bool = False
 
 
-ToEngine = Submit | Abort | Shutdown | DeepCheckPrompt
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Read the LoRA adapter in the directory `path`, whose files must lie below `root`, and hold it once more."""
+
+    call: int
+    path: str
+    root: str
+
+
+class ReleaseAdapter(msgspec.Struct, frozen=True, tag="release_adapter"):
+    """Hold it once less. It goes with its last hold and its last request."""
+
+    digest: str
+
+
+ToEngine = Submit | Abort | Shutdown | DeepCheckPrompt | LoadAdapter | ReleaseAdapter
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -147,7 +161,8 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Loaded and warm. The limits that the front validates against."""
+    """Loaded and warm. The limits that the front validates against. `adapters` are the digests of those that the configuration names, in
+    its order, each held once."""
 
     max_model_len: int
     vocab_size: int
@@ -156,6 +171,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_concurrency: int
     computed_by: str = ""  # device and instruction set, for people
     model: str = ""  # names weights and numerics
+    adapters: tuple[str, ...] = ()
 
 
 Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired", "never_fits", "grammar", "conflict"]
@@ -235,6 +251,24 @@ class DeepCheckAnswer(msgspec.Struct, frozen=True, tag="deep_check_answer"):
     error: str | None = None
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
+    """The adapter of a `LoadAdapter` is held under `digest`; or `error` says why not, and `missing` that there is none."""
+
+    call: int
+    digest: str = ""
+    rank: int = 0
+    error: str = ""
+    missing: bool = False
+
+
+class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
+    """How many answers of an adapter have a row, and how many wait."""
+
+    digest: str
+    running: int
+    waiting: int
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent by the engine's loop every 100 ms, every 250 ms when idle. `cost_us` is what a step takes, each token in it and each token that
     its rows look back at, in microseconds. Times: the engine's monotonic clock, milliseconds
@@ -246,6 +280,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     stats: Stats
     tally: Tally = Tally()
     cost_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    adapters: tuple[AdapterUse, ...] = ()
 
 
 class Prefixes(msgspec.Struct, frozen=True, tag="prefixes"):
@@ -263,4 +298,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     permanent: bool
 
 
-FromEngine = Loading | Ready | StepOutput | DeepCheckAnswer | Heartbeat | Prefixes | Failed
+FromEngine = Loading | Ready | StepOutput | DeepCheckAnswer | AdapterLoaded | Heartbeat | Prefixes | Failed

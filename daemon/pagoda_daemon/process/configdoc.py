@@ -30,11 +30,17 @@ _FIELDS: Final = {
     "listen.corsOrigins": "--cors-origin",
     "listen.allowedHosts": "--allowed-host",
     "auth.keysFile": "--api-key",
+    "adapters.modules[].path": "--lora-modules",
+    "adapters.maxLoaded": "--max-loras",
+    "adapters.maxRank": "--max-lora-rank",
+    "adapters.directory": "--lora-dir",
 }
 _OTHERS: Final = {
     "--name": "one name for `model.servedNames`; repeatable",
     "--revision": "commit, tag or branch of a model that is fetched",
     "--download-dir": "where fetched models are kept (default: `~/.cache/pagoda/models`)",
+    "--admin-api-key": "key with `role=admin`, which loads and unloads [adapters](lora.md)",
+    "--enable-lora": "serve LoRA adapters: makes `adapters`, which the other flags for adapters need ([LoRA adapters](lora.md))",
     "--set": "any field of the tables by its name: `--set slo.ttft=2s`",
     "--config": "a YAML file of flags without their dashes. The command line wins over it",
     "--enable-auto-tool-choice": "accepted for vLLM's command lines; always on",

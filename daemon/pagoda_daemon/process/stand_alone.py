@@ -25,6 +25,7 @@ from pagoda_contracts.names import PORT_DAEMON_HTTP
 from pagoda_contracts.units import parse_quantity
 
 from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.process.lora_flags import adapters_of, add_lora_flags
 
 ENV_API_KEY: Final = "PAGODA_API_KEY"
 _MAX_PORT: Final = 65535
@@ -35,7 +36,6 @@ _KEYS: Final = "api-keys"
 # What people type who come from vLLM, and that has no effect here: said, not silently taken.
 _REFUSED: Final = {
     "--tensor-parallel-size": "is not built yet",
-    "--enable-lora": "is not built yet",
     "--trust-remote-code": "is never done: code that comes with a model is not run",
 }
 _LISTS: Final = (
@@ -121,6 +121,7 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--api-key", action="append", metavar="KEY", help=f"key that clients must send; repeatable; or {ENV_API_KEY}")
     for name, metavar, told in _LISTS:
         serve.add_argument(name, action="append", default=[], metavar=metavar, help=told)
+    add_lora_flags(serve)
     serve.add_argument("--revision", help="commit, tag or branch of a model that is fetched")
     serve.add_argument("--download-dir", type=Path, help="where fetched models are kept (default: ~/.cache/pagoda/models)")
     serve.add_argument("--enable-auto-tool-choice", action="store_true", help="accepted for vLLM's command lines; always on")
@@ -185,12 +186,15 @@ def config_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.env
         _put(tree, "listen.corsOrigins", arguments.cors_origin)
     if arguments.allowed_host:
         _put(tree, "listen.allowedHosts", arguments.allowed_host)
+    if (adapters := adapters_of(arguments)) is not None:
+        tree["adapters"] = adapters
     for entry in arguments.set:
         _put(tree, *_assignment(entry))
+    keys = _keys(arguments, environ)
     run_dir = Path(tempfile.mkdtemp(prefix="pagoda-"))
     _put(tree, "listen.runDir", str(run_dir))
-    if keys := arguments.api_key or environ.get(ENV_API_KEY, "").split():
-        _put(tree, "auth.keysFile", str(_write_keys(run_dir / _KEYS, keys)))
+    if keys:
+        _put(tree, "auth.keysFile", str(_write_keys(run_dir / _KEYS, keys, arguments.admin_api_key)))
     if "auth" not in tree:  # any web page could reach it under a name of its own
         listen = tree["listen"]
         listen["allowedHosts"] = [*listen.get("allowedHosts", ()), str(listen.get("host"))]
@@ -199,6 +203,13 @@ def config_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.env
     except ConfigRejected:
         _remove(run_dir)
         raise
+
+
+def _keys(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[str]:
+    keys: list[str] = arguments.api_key or environ.get(ENV_API_KEY, "").split()
+    if arguments.admin_api_key and not keys:
+        raise ConfigRejected("--admin-api-key needs --api-key: without it every client may load adapters")
+    return keys
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
@@ -232,11 +243,16 @@ def checked(tree: Mapping[str, Any]) -> DaemonConfig:
     return config
 
 
-def _write_keys(path: Path, keys: Sequence[str]) -> Path:
+def _write_keys(path: Path, keys: Sequence[str], admin: str | None) -> Path:
     """Only digests are written, and only this user reads them."""
     path.touch(mode=0o600, exist_ok=False)
-    path.write_text("".join(f"{hashlib.sha256(key.encode()).hexdigest()} api-key-{at}\n" for at, key in enumerate(keys)))
+    lines = [f"{_digest(key)} api-key-{at}\n" for at, key in enumerate(keys)]
+    path.write_text("".join([*lines, f"{_digest(admin)} admin role=admin\n"] if admin else lines))
     return path
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _remove(run_dir: Path) -> None:

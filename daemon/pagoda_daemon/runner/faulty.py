@@ -17,6 +17,7 @@ from pagoda_contracts.launch import Fault
 
 from pagoda_daemon.nouns.arrays import Bools
 from pagoda_daemon.nouns.batch import NOT_FINITE, RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 
 _log = structlog.get_logger()
@@ -49,6 +50,10 @@ class FaultyWorker:
     @property
     def limits(self) -> WorkerLimits:
         return self._worker.limits
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        return self._worker.adapters
 
     def execute(self, plan: StepPlan) -> StepResult:
         kind = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
+from pagoda_daemon.model.lowrank import Adapted, Adapter, adapted
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import StepPlan
 from pagoda_daemon.runner.answer import Likeliest, wanted_logits
@@ -47,13 +48,14 @@ class Forward(Protocol):
 
 
 class TorchForward:
-    """Eager PyTorch. `spare_block`: where a deterministic one puts its padding; None for one that is not."""
+    """Eager PyTorch. `spare_block`: where a deterministic one puts its padding; None for one that is not. `adapters` are by slot."""
 
     likeliest = None
 
     def __init__(self, model: Decoder, kv: KvCache, spare_block: int | None = None) -> None:
         self.model = model
         self.kv = kv
+        self.adapters: dict[int, Adapter] = {}
         self._spare = spare_block
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor:
@@ -73,14 +75,20 @@ class TorchForward:
         self.kv.copy_blocks(pairs)
 
     def _pass(self, plan: StepPlan, wanted: Wanted) -> tuple[Tensor, Tensor]:
+        slots = None if plan.adapters is None else np.repeat(plan.adapters, np.diff(plan.starts))
         flat = Flat(
             token_ids=self._there(plan.token_ids),
             positions=self._there(plan.positions),
             wanted=self._there(wanted),
             attention=attention_batch(plan, self.kv, self.model.spec, alone=self._spare is not None),
+            adapted=None if slots is None else self._adapted(slots),
+            adapted_wanted=None if slots is None else self._adapted(slots[wanted]),
         )
         states = self.model.states(flat, self.kv)
         return self.model.head(states), states
+
+    def _adapted(self, slots: Ints) -> Adapted | None:
+        return adapted(slots, self.adapters, self.kv.data.device)
 
     def _there(self, indexes: NDArray[np.integer]) -> Tensor:
         """Where the model is."""

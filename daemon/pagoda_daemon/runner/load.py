@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_kernels.cpu.native import BLOCK, NativeDecoder
 
+from pagoda_daemon.lora.load import Bounds, load_adapter
+from pagoda_daemon.lora.modules import adapter_bytes
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.loader import load_tensors
+from pagoda_daemon.model.lowrank import Adapter
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.nouns.batch import WorkerLimits
 from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import KvShape, kv_shape, needs
@@ -35,29 +39,35 @@ row on, but further from bf16."""
 
 _NATIVE_LOGIT: Final = 4  # bytes: the native ops answer in fp32
 
+ADAPTED: Final = "adapters are computed by torch"
+
 Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A forward pass, what it can hold, and why it is torch where it is."""
+    """A forward pass, what it can hold, why it is torch where it is, and its LoRA adapters where it takes any."""
 
     forward: Forward
     limits: WorkerLimits
     weight_bytes: int
     by: str
+    adapters: AdapterStore | None = None
 
 
-def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Progress) -> Loaded:
+def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Progress, lora: AdaptersConfig | None = None) -> Loaded:
     """Read the model and size the pool; PermanentError where no restart would help. The pool has one block more than the limits say."""
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
     spec, place = read_spec(directory), place_of(engine.device)
-    why = _not_native(spec, engine, place)
+    why = ADAPTED if lora is not None else _not_native(spec, engine, place)
+    if lora is not None and engine.deterministic:
+        raise ConfigRejected("engine.deterministic and adapters cannot be used together; leave one of them out")
     if engine.quantization is not None and (why is not None or engine.quantization not in KINDS):
         raise ConfigRejected(_unquantised(engine, why))
     kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
     size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
+    size += 0 if lora is None else lora.max_loaded * adapter_bytes(spec, lora.max_rank, dtype.itemsize)
     logit = dtype.itemsize if why is not None else _NATIVE_LOGIT
     shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), memory_at(place, host))
     spec = spec.within(shape.max_model_len)
@@ -69,7 +79,8 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     places = destinations(spec, weights)
     if why is not None:
         load_tensors(directory, places, progress)
-        return Loaded(_torch(spec, weights, shape, engine, place), limits, size, f"torch: {why}")
+        forward = _torch(spec, weights, shape, engine, place)
+        return Loaded(forward, limits, size, f"torch: {why}", None if lora is None else _store(lora, forward))
     packer = Packer(spec, weights, kind)
     load_tensors(directory, places, progress, packer.filled)
     return Loaded(_native(packer, shape, engine, threads), limits, size, "native ops")
@@ -80,6 +91,15 @@ def _torch(spec: ModelSpec, weights: Weights, shape: KvShape, engine: EngineConf
         # A deterministic one pads with a block of its own: the spare one may be the deep check's in the same pass.
         kv = KvCache(spec, shape.blocks + (2 if engine.deterministic else 1), engine.block_size, DTYPES[engine.dtype])
         return TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks + 1 if engine.deterministic else None)
+
+
+def _store(lora: AdaptersConfig, forward: TorchForward) -> AdapterStore:
+    spec, like = forward.model.spec, forward.model.weights.norm
+
+    def read(directory: Path, root: Path | None) -> Adapter:
+        return load_adapter(directory, spec, like, Bounds(lora.max_rank, root))
+
+    return AdapterStore.of(lora, read, forward.adapters)
 
 
 def _native(packer: Packer, shape: KvShape, engine: EngineConfig, threads: int) -> NativeForward:

@@ -15,6 +15,7 @@ import torch
 from pagoda_contracts.launch import DaemonConfig
 
 from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.answer import answer, answer_likeliest, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.forward import Choose, Forward
@@ -29,17 +30,18 @@ _log = structlog.get_logger(__name__)
 class ModelWorker:
     """Executes plans: a forward pass, then sampling in torch."""
 
-    def __init__(self, forward: Forward, limits: WorkerLimits) -> None:
+    def __init__(self, forward: Forward, limits: WorkerLimits, adapters: AdapterStore | None = None) -> None:
         self.limits = limits
         self.forward = forward
+        self.adapters = adapters
         self._feedback = Feedback()
         self._sampler = Sampler()
 
     @classmethod
     def load(cls, config: DaemonConfig, progress: Callable[[float], None], host: Host | None = None) -> ModelWorker:
         """Read the model, size the pool, run one token. Must run on the thread that will compute: thread counts are per thread."""
-        loaded = load_forward(Path(config.model.path), config.engine, host or Host(), progress)
-        worker = cls(loaded.forward, loaded.limits)
+        loaded = load_forward(Path(config.model.path), config.engine, host or Host(), progress, config.adapters)
+        worker = cls(loaded.forward, loaded.limits, loaded.adapters)
         worker.probe()
         limits = loaded.limits
         _log.info("loaded", by=loaded.by, weight_bytes=loaded.weight_bytes, blocks=limits.blocks_total, max_model_len=limits.max_model_len)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.runner.adapters import AdapterStore
 
 
 class Worker(Protocol):
@@ -16,6 +17,11 @@ class Worker(Protocol):
     @property
     def limits(self) -> WorkerLimits:
         """What it can hold; fixed once loaded."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        """The LoRA adapters that it holds; None where it takes none."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

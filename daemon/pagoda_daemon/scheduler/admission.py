@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
+from pagoda_daemon.kv.adapters import NO_ADAPTER
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.text_prefixes import block_ends
 from pagoda_daemon.nouns.arrays import Ints
@@ -85,6 +86,8 @@ def submit(state: State, message: Submit, arrival: Arrival) -> RowOutput | None:
     """Queue the request; an output at once when it is refused."""
     ids = ids_of(message.prompt + message.resumed)
     why = refusal(message, state.limits, ids)
+    if why is None and state.adapters.slot_of(message.adapter) is None:
+        why = f"adapter {message.adapter} is not loaded"
     if ids is None or why is not None:
         said = Refusal(REFUSED, 0.0, why or "a token id is too large")
         return RowOutput(message.request_id, (), "error", f"{REFUSED}: {why}", refusal=said)
@@ -132,6 +135,7 @@ def _requests(state: State, message: Submit, known: Ints, arrival: Arrival) -> l
             reuses=index > 0 or (sampling.prompt_logprobs is None and sampling.pooling != "mean"),
             course=Course(arrival.now_ms),
             grammar=message.grammar,
+            adapter=state.adapters.slot_of(message.adapter) or NO_ADAPTER,
         )
         for index in range(message.n)
     ]

@@ -49,6 +49,7 @@ def with_extra_row(plan: StepPlan, check: DeepCheckPrompt, limits: Limits) -> St
         positions=np.concatenate([plan.positions, np.arange(prompt.size, dtype=np.int32)]),
         block_tables=tables,
         sample=np.append(plan.sample, True),
+        adapters=None if plan.adapters is None else _and(plan.adapters, 0),
         sampling=_greedy_too(plan.sampling, int(plan.sample.sum()), margin=check.margin),
     )
 

@@ -257,6 +257,7 @@ def _launch(state: State, draft: _Draft, now_ms: float) -> StepPlan:
         sample=sample,
         sampling=sampling_rows(state, rows, starts, sample),
         copies=state.kv.take_copies(),
+        adapters=source.adapters(rows),
     )
     for row, count in draft.chunks.items():
         course = state.request(row).course

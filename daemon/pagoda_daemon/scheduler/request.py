@@ -49,7 +49,7 @@ class Request:
     share their prompt. The front has the log-probabilities of `scored` prompt tokens; as long as it wants more, each must be computed:
     `reuses` is False. Where it is pooled, `pooled` is the sum of the states of its first `scored` tokens. Where there is a `grammar`, the
     token that follows all known ones waits for its `mask`; `watched` once a matcher was asked for. `retried`: a step of it raised and it
-    was begun anew, which is done once."""
+    was begun anew, which is done once. `adapter` is the slot of its LoRA adapter, 0 for none."""
 
     request_id: str
     index: int
@@ -72,6 +72,7 @@ class Request:
     retried: bool = False
     course: Course = field(default_factory=Course)
     grammar: Grammar | None = None
+    adapter: int = 0
     mask: Ints | None = None
     watched: bool = False
 

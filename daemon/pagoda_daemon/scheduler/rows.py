@@ -34,6 +34,7 @@ class Rows:
         self.arrival = np.zeros(count, np.int64)
         self.rank = np.zeros(count, np.int32)
         self.tenant = np.zeros(count, np.int32)
+        self.adapter = np.zeros(count, np.int32)
         self.stops = np.full((count, STOP_IDS), LAST_SAMPLED, np.int32)
         self.many_stops = np.zeros(count, np.bool_)
         self.constrained = np.zeros(count, np.bool_)
@@ -51,6 +52,7 @@ class Rows:
         self.arrival[row] = request.arrival
         self.rank[row] = request.rank
         self.tenant[row] = request.tenant
+        self.adapter[row] = request.adapter
         self.tokens[row, :size] = request.tokens
         self.stops[row] = LAST_SAMPLED
         stops = sampling.stop_token_ids[:STOP_IDS]
@@ -80,6 +82,11 @@ class Rows:
         """How many tokens rows have to compute before they get their next one; a row that only decodes has none."""
         need = self.need()
         return int(need[need > 1].sum())
+
+    def adapters(self, rows: Ints) -> Ints | None:
+        """Slots of the adapters of `rows`; None if none has one."""
+        slots: Ints = self.adapter[rows]
+        return slots if slots.any() else None
 
     def known_tokens(self, row: int) -> Ints:
         """A copy of what has a value."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pagoda_daemon.kv.accounts import KvAccounts
+from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.nouns.arrays import Ints
@@ -112,6 +113,7 @@ class State:
         self.deep_check_answer: DeepCheckAnswer | None = None
         self.unwatched: list[Request] = []
         self.compilations = Compilations()
+        self.adapters = AdapterTable()
         self.slow = SlowSteps()
         self._free_rows = list(range(limits.max_concurrency - 1, -1, -1))
 
@@ -221,12 +223,14 @@ class State:
     def enter(self, request: Request) -> None:
         """`request` is admitted."""
         self.present += 1
+        self.adapters.use(request.adapter, 1)
         self.committed_blocks += request.blocks
         self.committed_bytes += request.logprob_bytes
 
     def leave(self, request: Request) -> Request:
         """`request`, which neither waits nor runs any more, is over."""
         self.present -= 1
+        self.adapters.use(request.adapter, -1)
         self.committed_blocks -= request.blocks
         self.committed_bytes -= request.logprob_bytes
         if request.group is not None:

@@ -35,7 +35,8 @@ def repeat(state: State, now_ms: float) -> StepPlan | None:
     before, rows = flight.plan, flight.plan.rows
     positions = before.positions + np.int32(1)
     number, tokens = state.totals.steps + len(state.in_flight), source.tokens[rows, positions]
-    plan = StepPlan(number, rows, before.starts, tokens, positions, before.block_tables, before.sample, before.sampling)
+    same = (before.block_tables, before.sample, before.sampling)
+    plan = StepPlan(number, rows, before.starts, tokens, positions, *same, adapters=before.adapters)
     source.fed[rows] = fed = positions + np.int32(1)
     source.tokens[rows, fed] = LAST_SAMPLED
     source.target[rows] = fed + np.int32(1)

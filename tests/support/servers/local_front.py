@@ -31,7 +31,7 @@ class LocalFront:
     """`http` and `grpc` are "127.0.0.1:port"."""
 
     front: Front
-    engine: LocalEngine
+    engine: _Engine
     ports: Ports
     task: asyncio.Task[None]
 
@@ -72,19 +72,22 @@ def local_config(folder: Path, *, step_ms: float = 1.0, **changes: Any) -> Daemo
 
 
 class _Engine(LocalEngine):
-    """With the configuration's faults."""
+    """With the configuration's faults. `worker` is there once it has loaded."""
+
+    worker: Worker
 
     def _load(self, progress: Progress) -> Worker:
         worker, faults = super()._load(progress), self._config.testing.faults if self._config.testing else ()
-        return FaultyWorker(worker, faults) if faults else worker
+        self.worker = FaultyWorker(worker, faults) if faults else worker
+        return self.worker
 
 
 @asynccontextmanager
 async def local_front(config: DaemonConfig, folder: Path) -> AsyncIterator[LocalFront]:
     """Listening and loaded; killed at the end."""
-    engines: list[LocalEngine] = []
+    engines: list[_Engine] = []
 
-    def engine(replica: Any) -> LocalEngine:
+    def engine(replica: Any) -> _Engine:
         engines.append(_Engine(config, 0.0, replica))
         return engines[0]
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from pagoda_contracts.jwks import MAX_TOKEN
 from pagoda_contracts.launch import AuthConfig
-from pagoda_contracts.names import ROLE_METRICS
+from pagoda_contracts.names import ROLE_ADMIN, ROLE_METRICS
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -117,7 +117,9 @@ def _called(principal: Principal) -> str:
 
 
 def _cure(roles: Roles) -> str:
-    """What lets a key in, where one can be let in. Keys have the roles client and metrics only."""
+    """What lets a key in, where one can be let in. Keys have the roles client, metrics and admin only."""
+    if ROLE_ADMIN in roles:
+        return ". Use a key that has role=admin in auth.keysFile, or that of --admin-api-key (docs/lora.md)"
     if ROLE_METRICS not in roles:
         return ""
     return ". Use a key that has role=metrics in auth.keysFile, or name the caller's network in auth.metricsFrom (docs/wires.md)"

@@ -27,6 +27,7 @@ from pagoda_contracts.names import (
     HEADER_TENANT,
     HEADER_TIER,
     HEADER_WEIGHT,
+    ROLE_ADMIN,
     ROLE_GATEWAY,
     ROLE_METRICS,
     ROLE_OPERATOR,
@@ -39,7 +40,7 @@ from pagoda_daemon.scheduler.request import MAX_PRIORITY
 
 ROLE_CLIENT: Final = "client"  # holds a bearer key
 ROLE_ANYBODY: Final = "anybody"  # where callers are not told apart: stand-alone
-ROLES: Final = frozenset((ROLE_CLIENT, ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS))
+ROLES: Final = frozenset((ROLE_CLIENT, ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS, ROLE_ADMIN))
 
 _N = TypeVar("_N", int, float)
 Tier = Literal["interactive", "batch"]

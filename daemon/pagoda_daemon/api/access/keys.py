@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pagoda_contracts.names import ROLE_METRICS
+from pagoda_contracts.names import ROLE_ADMIN, ROLE_METRICS
 
 from pagoda_daemon.api.access.caller import MAX_TENANT, ROLE_CLIENT, Principal
 from pagoda_daemon.api.access.watched import WatchedFile
@@ -21,7 +21,7 @@ MAX_KEYS: Final = 4096
 OF_FLAG: Final = "api-key-"  # how `serve` names the keys of --api-key, with a number
 _MAX_BYTES: Final = 2**20
 _STDIN: Final = "-"  # what sha256sum writes where a name stands: two keys appended that way are not one tenant
-_ROLES: Final = (ROLE_CLIENT, ROLE_METRICS)  # gateways and operators prove who they are by a token
+_ROLES: Final = (ROLE_CLIENT, ROLE_METRICS, ROLE_ADMIN)  # gateways and operators prove who they are by a token
 _LINE: Final = re.compile(rf"([0-9a-fA-F]{{64}})(?:[ \t]+([A-Za-z0-9._-]{{1,{MAX_TENANT - 4}}})(?:[ \t]+role=({'|'.join(_ROLES)}))?)?")
 
 

@@ -16,6 +16,7 @@ from pagoda_contracts.names import (
     GRPC_SET_ADAPTERS,
     GRPC_SET_STATE,
     GRPC_WATCH_STATE,
+    ROLE_ADMIN,
     ROLE_GATEWAY,
     ROLE_METRICS,
     ROLE_OPERATOR,
@@ -35,6 +36,11 @@ _CONTROL: Final[Roles] = frozenset((ROLE_OPERATOR,))
 _WATCH: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY, ROLE_OPERATOR))
 _GENERATE: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_GATEWAY))
 
+# Of the stand-alone daemon: files of this machine are read, and other clients' names change.
+_ADAPTERS: Final[Roles] = frozenset((ROLE_ANYBODY, ROLE_ADMIN))
+
+PATH_LOAD: Final = "/v1/load_lora_adapter"
+PATH_UNLOAD: Final = "/v1/unload_lora_adapter"
 ROUTES: Final[Mapping[str, Roles]] = {
     "/v1/chat/completions": _OPENAI,
     "/v1/completions": _OPENAI,
@@ -45,6 +51,8 @@ ROUTES: Final[Mapping[str, Roles]] = {
     "/v1/models": _OPENAI,
     "/v1/models/{name:path}": _OPENAI,
     "/v1/requests/{id}/trace": _OPENAI,
+    PATH_LOAD: _ADAPTERS,
+    PATH_UNLOAD: _ADAPTERS,
     "/tokenize": _OPENAI,
     "/detokenize": _OPENAI,
     # A browser that opens a page has no key to show. Both say what the documentation says.

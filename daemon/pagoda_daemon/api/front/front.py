@@ -26,6 +26,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.api.access.auth import Guard
+from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.front.methods import methods
 from pagoda_daemon.api.grpc import server as grpc_server
 from pagoda_daemon.api.grpc.control import CUT, Control
@@ -111,7 +112,9 @@ class Front:
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
             self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits.of(config.health))
         self._engine = backing.engine(self.replica)
-        self._admission = Admission(self.replica)
+        adapters, names = config.adapters, config.model.served_names
+        self._catalogue = None if adapters is None else Catalogue(self.replica, self._engine, adapters, names)
+        self._admission = Admission(self.replica, adapters=self._catalogue)
         self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
         self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
         self._grpc = grpc_server.server()
@@ -177,6 +180,8 @@ class Front:
         self._deep_checks = DeepChecks(self._engine, text, self.replica, every_s)
         build = Build(self._settings.version, config.revision)
         exposition = Exposition(config.model.served_names[0], self.replica, counts, build, self._work)
+        if self._catalogue is not None:
+            exposition.more.append(self._catalogue.uses)
         generator = TextGenerator(self._engine, text, counts)
         said = (config.model.served_names, self._settings.version, config.revision, self._guard, self._settings.ping_after_s)
         return Parts(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
+from msgspec import structs
 from pagoda_contracts.names import (
     GRPC_GENERATE,
     HEADER_CACHE_SALT,
@@ -28,6 +29,7 @@ from pagoda_contracts.pb import inference_pb2 as pb
 from pagoda_contracts.prefix import HASH_BYTES, to_header
 
 from pagoda_daemon.api.access.caller import Principal, Terms, caller, deadline_at
+from pagoda_daemon.api.access.catalogue import pinning
 from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.api.openai.errors import body_of, retryable
 from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
@@ -37,7 +39,7 @@ from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, NotReady, context_exceeded, shown
+from pagoda_daemon.nouns.errors import BadRequest, DaemonError, context_exceeded
 from pagoda_daemon.nouns.messages import Ready, RowOutput, Submit
 from pagoda_daemon.nouns.sampling import NUMBERS, Sampling
 
@@ -60,13 +62,14 @@ class GenerateService:
     async def generate(self, who: Principal, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[pb.GenerateResponse]:
         """The gRPC method."""
         try:
-            with self.admission.reading() as hold, self.admission.admit():
+            with self.admission.reading() as hold, self.admission.admit(), pinning(self.admission.adapters) as pins:
                 hold(size := request.ByteSize())
                 arrived = time.monotonic()
-                limits, ends = self._limits(request.model), self.generator.text.stop_ids
+                limits, ends = self.admission.limits_of(request.model, self.served_names), self.generator.text.stop_ids
+                adapter = pins.digest_of(request.model, self.served_names)
                 terms = terms_of(who, request, arrived, context.time_remaining())
                 making = self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
-                message = terms.stamp(await in_time(terms.deadline_ms, making))
+                message = structs.replace(terms.stamp(await in_time(terms.deadline_ms, making)), adapter=adapter)
                 if len(message.resumed) >= message.sampling.max_tokens:
                     yield _accepted(len(message.prompt), 0)
                     yield _finished("length", len(message.resumed))
@@ -79,13 +82,6 @@ class GenerateService:
             reply = body_of(error).error
             log.info("generate_failed", request_id=request.request_id[:64], code=reply.code)
             yield pb.GenerateResponse(failed=pb.Failed(code=reply.code or "", message=reply.message, retryable=retryable(error)))
-
-    def _limits(self, model: str) -> Ready:
-        if model not in self.served_names:
-            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join(self.served_names)}")
-        if self.admission.replica.limits is None:
-            raise NotReady("the model is still loading")
-        return self.admission.replica.limits
 
     async def _events(self, message: Submit, stream: Stream, record: Record) -> AsyncGenerator[pb.GenerateResponse]:
         """Until its end; left early, the engine is told to stop."""

@@ -6,9 +6,9 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID
@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
+from pagoda_daemon.api.access.roles import PATH_LOAD, PATH_UNLOAD
 from pagoda_daemon.api.anthropic.conversion import ELSEWHERE
 from pagoda_daemon.api.anthropic.dialect import Messages
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -39,13 +40,14 @@ from pagoda_daemon.api.responses.dialect import Responses
 from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes import docspage
 from pagoda_daemon.api.routes.absent import absent_routes
+from pagoda_daemon.api.routes.adapters import AdapterRoute, LoadAdapterRequest, UnloadAdapterRequest, load_adapter, unload_adapter
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.completions import Generate
 from pagoda_daemon.api.routes.continuing import seeds_of
 from pagoda_daemon.api.routes.embeddings import Embed
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.messages import CreateMessage, count_tokens
-from pagoda_daemon.api.routes.openapi import HTML, Load, Version, document
+from pagoda_daemon.api.routes.openapi import ADAPTER_OPERATIONS, HTML, OPERATIONS, Load, Version, document
 from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
 from pagoda_daemon.health.replica import Replica
@@ -98,6 +100,7 @@ def application(parts: Parts) -> ASGIApp:
         Route("/load", info.load),
         Route("/openapi.json", info.openapi),
         Route("/docs", info.docs),
+        *_adapter_routes(parts.admission),
         *absent_routes(),
     ]
     handlers = {DaemonError: on_daemon_error, HTTPException: on_http_error, Exception: on_bug}
@@ -106,6 +109,15 @@ def application(parts: Parts) -> ASGIApp:
     wrapped = parts.web.around(NamedMessages(Sized(app)))
     inner = Measured(wrapped, patterns(routes), parts.exposition.http, parts.generator.counts.recent, parts.export)
     return Outermost(inner, parts.replica)
+
+
+def _adapter_routes(admission: Admission) -> list[Route]:
+    """Only where there may be adapters."""
+    if admission.adapters is None:
+        return []
+    load = AdapterRoute(LoadAdapterRequest, load_adapter, admission, admission.adapters)
+    unload = AdapterRoute(UnloadAdapterRequest, unload_adapter, admission, admission.adapters)
+    return [Route(PATH_LOAD, load, methods=["POST"]), Route(PATH_UNLOAD, unload, methods=["POST"])]
 
 
 def fingerprint(version: str, revision: str) -> str:
@@ -121,13 +133,13 @@ class Info:
     created: int
 
     async def models(self, _request: Request) -> Response:
-        return _json(ModelList(tuple(self._cards(self.parts.served_names))))
+        return _json(ModelList(tuple(self._cards().values())))
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self.parts.served_names:
-            raise ModelNotFound(f"model {shown(name)} is not served here, accepted: {', '.join(self.parts.served_names)}")
-        return _json(self._cards([name])[0])
+        if (card := (cards := self._cards()).get(name)) is None:
+            raise ModelNotFound(f"model {shown(name)} is not served here, accepted: {', '.join(cards)}")
+        return _json(card)
 
     async def metrics(self, _request: Request) -> Response:
         text = self.parts.exposition.text(time.monotonic(), time.time())
@@ -143,16 +155,22 @@ class Info:
         return _json(Load(self.parts.replica.in_flight))
 
     async def openapi(self, _request: Request) -> Response:
-        return Response(msgspec.json.encode(document(self.parts.version, prefix=self.parts.web.root_path)), media_type=JSON)
+        return Response(msgspec.json.encode(self._document()), media_type=JSON)
 
     async def docs(self, _request: Request) -> Response:
-        prefix = self.parts.web.root_path
-        return Response(docspage.page(document(self.parts.version, prefix=prefix), prefix), headers=docspage.HEADERS, media_type=HTML)
+        return Response(docspage.page(self._document(), self.parts.web.root_path), headers=docspage.HEADERS, media_type=HTML)
 
-    def _cards(self, names: Sequence[str]) -> list[ModelCard]:
-        limits = self.parts.replica.limits
-        length = limits.max_model_len if limits else None
-        return [ModelCard(name, self.created, self.parts.served_names[0], length) for name in names]
+    def _document(self) -> dict[str, Any]:
+        more = () if self.parts.admission.adapters is None else ADAPTER_OPERATIONS
+        return document(self.parts.version, (*OPERATIONS, *more), self.parts.web.root_path)
+
+    def _cards(self) -> dict[str, ModelCard]:
+        limits, adapters = self.parts.replica.limits, self.parts.admission.adapters
+        length, base = limits.max_model_len if limits else None, self.parts.served_names[0]
+        cards = {name: ModelCard(name, self.created, base, length) for name in self.parts.served_names}
+        for name, version in ({} if adapters is None else adapters.versions()).items():
+            cards[name] = ModelCard(name, version.created, version.digest, length, parent=base)
+        return cards
 
 
 def _json(payload: msgspec.Struct) -> Response:

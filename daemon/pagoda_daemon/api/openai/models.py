@@ -8,7 +8,7 @@ import msgspec
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """One entry of /v1/models."""
+    """One entry of /v1/models. Of an adapter `root` is the digest of its content, and `parent` the model's name."""
 
     id: str
     created: int
@@ -16,7 +16,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_model_len: int | None
     object: Literal["model"] = "model"
     owned_by: str = "pagoda"
-    parent: None = None
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True):

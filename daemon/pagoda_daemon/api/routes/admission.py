@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
+from pagoda_daemon.api.access.catalogue import Catalogue, pinning
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
 from pagoda_daemon.api.routes.preparing import Preparing, in_time
@@ -32,6 +33,7 @@ class Admission:
 
     replica: Replica
     held_bytes: int = 0
+    adapters: Catalogue | None = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -71,8 +73,9 @@ class Admission:
 
     def limits_of(self, model: str | None, served_names: Sequence[str]) -> Ready:
         """What a request for `model` (None: whichever it is) has to fit; ModelNotFound where it is not served."""
-        if model is not None and model not in served_names:
-            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join(served_names)}")
+        adapters = {} if self.adapters is None else self.adapters.versions()
+        if model is not None and model not in served_names and model not in adapters:
+            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join((*served_names, *adapters))}")
         if self.replica.limits is None:
             raise NotReady("the model is still loading")
         return self.replica.limits
@@ -100,7 +103,7 @@ async def admitted(admission: Admission, scope: Scope, receive: Receive, work: C
             body = await in_time(scope["state"]["caller"].terms.deadline_ms, read_body(Request(scope, receive), hold))
         except ClientDisconnect:
             return
-        with admission.admit():
+        with admission.admit(), pinning(admission.adapters) as scope["state"]["pins"]:
             await unless_gone(receive, work(body))
 
 

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import Terms
+from pagoda_daemon.api.access.catalogue import Pins
 from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import prompt_logprobs
@@ -50,17 +51,18 @@ Parts = dict[int, list[Delta]]  # of each choice, in their order
 
 
 class Context(NamedTuple):
-    """What comes with a body. `ignored` takes the names of its fields that have no effect."""
+    """What comes with a body. `ignored` takes the names of its fields that have no effect, `pins` the adapter that it uses."""
 
     request_id: str
     terms: Terms
     ignored: list[str]
+    pins: Pins
 
     @classmethod
     def of(cls, scope: Scope) -> Context:
         """As the layers around the endpoints have put it there."""
         state = scope["state"]
-        return cls(state["request_id"], state["caller"].terms, state["ignored"])
+        return cls(state["request_id"], state["caller"].terms, state["ignored"], state["pins"])
 
 
 class Read(NamedTuple):
@@ -182,7 +184,8 @@ class Generate:
         most = read.most
         made = made if most is None else tuple(limited(job, most) for job in made)
         bounded = most is not None or read.request.limit_field is not None
-        jobs = stamped(allowed(made, terms.allowance, bounded=bounded), read.request, terms)
+        digest = context.pins.digest_of(read.request.model, self.served_names)
+        jobs = stamped(allowed(made, terms.allowance, bounded=bounded), read.request, terms, digest)
         logged = terms.continuable and continuable(read.request, jobs)
         if answered is not None and not logged:
             raise BadRequest(f"{HEADER_ANSWERED} needs a stream of one answer", HEADER_ANSWERED)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from pagoda_contracts.names import HEADER_USAGE
 from pagoda_contracts.usage import to_header
 from starlette.responses import Response
@@ -109,6 +110,8 @@ class Embed:
         request = fields.typed(body, EmbeddingRequest, context.ignored)
         limits = within(self.admission.limits_of(request.model, self.served_names), context.terms.allowance)
         jobs = submissions(request, context.request_id, self.generator.text, limits, replace(context.terms, prefixes=()))
+        adapter = context.pins.digest_of(request.model, self.served_names)
+        jobs = tuple(replace(job, message=structs.replace(job.message, adapter=adapter)) for job in jobs)
         return request, tuple(allowed(jobs, context.terms.allowance, bounded=True))
 
 

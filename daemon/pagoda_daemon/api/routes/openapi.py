@@ -14,6 +14,7 @@ import msgspec
 from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 
 from pagoda_daemon.api.access.absent import NOT_BUILT
+from pagoda_daemon.api.access.roles import PATH_LOAD, PATH_UNLOAD
 from pagoda_daemon.api.anthropic.errors import MessageErrorReply
 from pagoda_daemon.api.anthropic.replies import MESSAGE_EVENTS, CountTokensReply, MessageReply
 from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -27,6 +28,7 @@ from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
 from pagoda_daemon.api.responses.events import EVENTS
 from pagoda_daemon.api.responses.objects import Response
 from pagoda_daemon.api.responses.requests import ResponsesRequest
+from pagoda_daemon.api.routes.adapters import AdapterError, LoadAdapterRequest, UnloadAdapterRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
 from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pagoda_daemon.nouns.sampling import NUMBERS
@@ -94,6 +96,11 @@ OPERATIONS: Final = (
     Operation("get", "/openapi.json", "This document", media=JSON),
     Operation("get", "/docs", "This document as a page for people", media=HTML),
 )
+ADAPTER_OPERATIONS: Final = (
+    Operation("post", PATH_LOAD, "Load a LoRA adapter", LoadAdapterRequest, media=TEXT, error=AdapterError),
+    Operation("post", PATH_UNLOAD, "Unload a LoRA adapter", UnloadAdapterRequest, media=TEXT, error=AdapterError),
+)
+"""Only of a daemon that takes adapters."""
 
 _ERRORS: Final[Mapping[str, str]] = {
     "400": "The request is wrong; `param` names the field",
@@ -146,7 +153,7 @@ def _not_built(path: str, what: str) -> dict[str, Any]:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    statuses = _ERRORS if operation.error is ErrorReply else {**_ERRORS, **_OF_MESSAGES}
+    statuses = _ERRORS if operation.error in (ErrorReply, AdapterError) else {**_ERRORS, **_OF_MESSAGES}
     errors = {status: _answer(said, {JSON: operation.error}) for status, said in statuses.items()}
     for status in errors.keys() & {"429", "503", "529"}:
         errors[status]["headers"] = _HINTS

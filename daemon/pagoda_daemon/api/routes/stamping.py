@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
 from pagoda_contracts.prefix import chat_text, normalise
 
 from pagoda_daemon.api.access.caller import Terms
@@ -12,12 +13,13 @@ from pagoda_daemon.api.openai.requests import ChatRequest, GenerationRequest
 from pagoda_daemon.api.routes.generation import Submission
 
 
-def stamped(jobs: Sequence[Submission], request: GenerationRequest, terms: Terms) -> tuple[Submission, ...]:
-    """As the engine is to see them. Prefixes name one prompt's beginnings: of several prompts they are nobody's."""
+def stamped(jobs: Sequence[Submission], request: GenerationRequest, terms: Terms, adapter: str = "") -> tuple[Submission, ...]:
+    """As the engine is to see them, computed with the adapter of that digest. Prefixes name one prompt's beginnings: of several prompts
+    they are nobody's."""
     if len(jobs) > 1 and terms.prefixes:
         terms = replace(terms, prefixes=())
     size = text_bytes(request) if terms.prefixes else None
-    return tuple(replace(job, message=terms.stamp(job.message, size)) for job in jobs)
+    return tuple(replace(job, message=structs.replace(terms.stamp(job.message, size), adapter=adapter)) for job in jobs)
 
 
 def text_bytes(request: GenerationRequest) -> int | None:

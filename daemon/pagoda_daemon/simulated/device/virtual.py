@@ -81,5 +81,7 @@ class VirtualWorker:
         self._sums[plan.block_tables[rows, plan.positions // size], plan.positions % size] = sums
         return sums
 
+    adapters = None
+
     def probe(self) -> None:
         """Nothing to warm, and nothing that could break."""

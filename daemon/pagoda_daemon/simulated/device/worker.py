@@ -6,22 +6,27 @@ schedule gives the same stream, and a wrong block table, position or recompute g
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
+from pagoda_daemon.lora.content import read_content
 from pagoda_daemon.nouns.arrays import Ints
 from pagoda_daemon.nouns.batch import Logprobs, Masks, Pooled, PooledTokens, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.feedback import Feedback
 
 DEFAULT_MAX_MODEL_LEN = 4096
 BYTES_PER_TOKEN = 8
+_MOST_WEIGHTS: Final = 2**30
 
 # The finaliser of splitmix64. A weaker mix made (1, 2, 3) and (2, 1, 3) go on alike.
 _ROUNDS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
@@ -41,12 +46,29 @@ def mixed(positions: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArra
     return bits ^ (bits >> _LAST_SHIFT)
 
 
-def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> tuple[int, ...]:
-    """The stream that a request with `prompt` must get."""
-    tokens = np.asarray(prompt, np.int64)
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, adapter: str = "") -> tuple[int, ...]:
+    """The stream that a request with `prompt` must get; `adapter` is a digest."""
+    tokens, salt = np.asarray(prompt, np.int64), salt_of(adapter)
     for _ in range(count):
-        tokens = np.append(tokens, next_token(tokens, vocab_size))
+        tokens = np.append(tokens, next_token(tokens + salt, vocab_size))
     return tuple(tokens[len(prompt) :].tolist())
+
+
+class Digest(NamedTuple):
+    """All of an adapter that a device which computes nothing needs."""
+
+    digest: str
+    rank: int = 1
+
+
+def read_digest(directory: Path, root: Path | None) -> Digest:
+    """AdapterRejected where the directory holds no adapter."""
+    return Digest(read_content(directory, _MOST_WEIGHTS, root).digest)
+
+
+def salt_of(digest: str) -> int:
+    """What the adapter adds to each token, so that keys and values of one are of no use to another; 0 without one."""
+    return int.from_bytes(hashlib.sha256(digest.encode()).digest()[:3], "big") << 32 if digest else 0
 
 
 def simulated_limits(config: DaemonConfig) -> WorkerLimits:
@@ -67,8 +89,15 @@ STATE: Final = 8  # numbers in an embedding
 class SimulatedWorker:
     """KV is one array of token ids, each one more than it is: pages of zeros cost nothing until written, and read as -1."""
 
-    def __init__(self, limits: WorkerLimits, step_ms: float = 0.0, pause: Callable[[float], object] | None = None) -> None:
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        step_ms: float = 0.0,
+        pause: Callable[[float], object] | None = None,
+        adapters: AdapterStore | None = None,
+    ) -> None:
         self.limits = limits
+        self.adapters = adapters
         self._step_ms = step_ms
         self._pause = pause or threading.Event().wait
         self._feedback = Feedback()
@@ -76,13 +105,16 @@ class SimulatedWorker:
 
     @classmethod
     def of(cls, config: DaemonConfig) -> SimulatedWorker:
-        return cls(simulated_limits(config), _simulated(config).step_ms)
+        adapters = None if config.adapters is None else AdapterStore.of(config.adapters, read_digest)
+        return cls(simulated_limits(config), _simulated(config).step_ms, adapters=adapters)
 
     def execute(self, plan: StepPlan) -> StepResult:
         row_index = np.repeat(np.arange(plan.rows.size), np.diff(plan.starts))
         size = self.limits.block_size
         self._kv[plan.copies[:, 1]] = self._kv[plan.copies[:, 0]]
-        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = self._feedback.token_ids(plan) + 1
+        self._kv[plan.block_tables[row_index, plan.positions // size], plan.positions % size] = (
+            self._feedback.token_ids(plan) + 1 + self._salts(plan)[row_index]
+        )
         sampling = np.flatnonzero(plan.sample)
         tokens = [self._after(plan.block_tables[i], int(plan.lengths[i])) for i in sampling]
         if self._step_ms:
@@ -90,6 +122,12 @@ class SimulatedWorker:
         result = result_of(plan, np.asarray(tokens, np.int32))
         self._feedback.note(result.rows, result.token_ids)
         return result
+
+    def _salts(self, plan: StepPlan) -> NDArray[np.int64]:
+        """What each row's adapter adds to its tokens."""
+        slots = [0] * plan.rows.size if plan.adapters is None else plan.adapters.tolist()
+        held = {} if self.adapters is None else self.adapters.held
+        return np.asarray([salt_of(held[slot].digest) if slot else 0 for slot in slots], np.int64)
 
     def probe(self) -> None:
         """Nothing to warm, and nothing that could break."""

@@ -22,7 +22,8 @@ from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.events import kv_events
-from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, Engine, failure
+from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, failure
+from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.messages import FromEngine, Shutdown, ToEngine
 from pagoda_daemon.runner.worker import Worker

@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params as openai_chat
 from pagoda_contracts import metrics
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
-from pagoda_daemon.api.routes.openapi import OPERATIONS
+from pagoda_daemon.api.routes.openapi import ADAPTER_OPERATIONS, OPERATIONS
 from pagoda_daemon.process import stand_alone
 
 PAGE = Path(__file__).parents[4] / "docs" / "from-vllm.md"
@@ -84,7 +84,7 @@ def test_every_field_that_openais_own_client_does_not_have_is_in_the_table():
 
 
 def test_an_endpoint_is_there_as_the_table_says():
-    paths = {operation.path for operation in OPERATIONS}
+    paths = {operation.path for operation in (*OPERATIONS, *ADAPTER_OPERATIONS)}
     assert {path: path in paths for path in table("Endpoints")} == {
         path: said.startswith("same") for path, said in table("Endpoints").items()
     }

@@ -12,7 +12,8 @@ import pytest
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.engine import loop
 from pagoda_daemon.engine.build import Progress
-from pagoda_daemon.engine.loop import EXIT_FAILED, EXIT_OK, STEP_FAILED, Engine
+from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK
+from pagoda_daemon.engine.loop import STEP_FAILED, Engine
 from pagoda_daemon.engine.wire import Wire
 from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.nouns.messages import Failed, Heartbeat, Loading, Ready, RowOutput, StepOutput, Submit

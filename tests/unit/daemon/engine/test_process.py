@@ -16,7 +16,8 @@ import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
 from pagoda_contracts.names import EXIT_PERMANENT
-from pagoda_daemon.engine.client import EngineClient, wires
+from pagoda_daemon.engine.client import EngineClient
+from pagoda_daemon.engine.start import wires
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.nouns.errors import EngineDied

@@ -6,12 +6,15 @@ from contextlib import contextmanager
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
 from pagoda_contracts.launch import KvEventsConfig
-from pagoda_daemon.engine.events import KvEvents, kv_events
-from pagoda_daemon.kv.ledger import Removed, Stored
+from pagoda_contracts.prefix import Scope
+from pagoda_daemon.engine.events import KvEvents, _encoded, kv_events
+from pagoda_daemon.kv.chain import Chain
+from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
 from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.simulated.fleet.text import VOCAB
 from support.clients.kv_decoder import chain_to, decoded, picture, replay, requester
@@ -158,3 +161,12 @@ def test_a_port_in_use_is_named_and_off_is_off(tmp_path):
                 KvEvents("127.0.0.1", wanted)
     with kv_events(local_config(tmp_path)) as off:
         assert off is None
+
+
+def test_blocks_of_an_adapter_carry_its_digest_where_the_format_has_the_adapters_name():
+    encoded = _encoded(Stored((1,), None, (7,), "sha256:ab"), 1)
+    assert encoded == ["BlockStored", (1,), None, (7,), 1, None, "GPU", "sha256:ab"]
+    assert _encoded(Stored((1,), None, (7,)), 1)[-1] is None
+    ledger = BlockLedger(1)
+    ledger.stored(Chain.of(Scope("t", "m", "sha256:ab"), 1), [0], 0, np.asarray([7], np.int32))
+    assert [event.adapter for event in ledger.take()] == ["sha256:ab"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import stat
 import sys
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from pagoda_contracts.launch import AdapterModule, AdaptersConfig
 from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import settings, stand_alone
 
@@ -115,6 +117,10 @@ def test_keys_are_written_as_digests_for_this_user_alone(model):
         (["--tool-call-parser", "x" * 1000], "engine.toolParser: "),
         (["--config", "none.yaml"], "none.yaml: No such file"),
         (["--set", "engine.blockSize=8"], "engine.blockSize: must be 16, 32 or 64, got 8"),
+        (["--lora-modules", "a=b"], "need --enable-lora"),
+        (["--enable-lora", "--lora-modules", "a"], "--lora-modules must be NAME=PATH, or JSON with name and path, got 'a'"),
+        (["--enable-lora", "--max-loras", "0"], "adapters.maxLoaded: "),
+        (["--enable-lora", "--admin-api-key", "k"], "--admin-api-key needs --api-key"),
         (["--set", "slo.ttft=2"], "slo.ttft: must be a duration such as 2s"),
     ],
 )
@@ -126,12 +132,27 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(model, own_temporary_folde
     assert list(own_temporary_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size 2", "--tensor-parallel-size=2", "--enable-lora", "--trust-remote-code"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size 2", "--tensor-parallel-size=2", "--trust-remote-code"])
 def test_vllms_flags_that_have_no_effect_here_are_refused_by_name(model, capsys, flag):
     with pytest.raises(SystemExit):
         config(model, *flag.split())
     why = "is never done: code that comes with a model is not run" if "trust" in flag else "is not built yet"
     assert f"{flag.split()[0].partition('=')[0]} {why}; leave it out" in capsys.readouterr().err
+
+
+def test_flags_of_adapters_have_vllms_names(model, tmp_path):
+    assert config(model).adapters is None
+    made = config(model, *f"--enable-lora --lora-modules sql={tmp_path} --max-loras 3 --max-lora-rank 16 --lora-dir {tmp_path}".split())
+    assert made.adapters == AdaptersConfig(
+        modules=(AdapterModule(name="sql", path=str(tmp_path)),), max_loaded=3, max_rank=16, directory=str(tmp_path)
+    )
+    given = json.dumps({"name": "sql", "path": str(tmp_path), "base_model_name": "m"})
+    assert config(model, "--enable-lora", "--lora-modules", given).adapters.modules == made.adapters.modules
+
+
+def test_the_key_of_an_administrator_has_that_role_alone(model):
+    made = config(model, "--api-key", "s3cret", "--enable-lora", "--admin-api-key", "root")
+    assert Path(made.auth.keys_file).read_text().splitlines()[1] == f"{hashlib.sha256(b'root').hexdigest()} admin role=admin"
 
 
 def test_every_name_is_served(model, tmp_path):

@@ -60,6 +60,7 @@ def test_block_names_are_salted_by_tenant_model_and_adapter() -> None:
     roots = set()
     for model, tenant, adapter in (("m", "t", "a"), ("m", "t", ""), ("m", "u", "a"), ("n", "t", "a")):
         made = State(Limits.of(replace(WORKER, model=model), 4, 256))
+        made.adapters.hold(adapter)
         submit(made, request(tenant=tenant, adapter=adapter), Arrival(0.0, 0))
         waiting = made.waiting.first()
         assert waiting is not None

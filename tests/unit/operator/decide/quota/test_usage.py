@@ -8,7 +8,7 @@ from pagoda_contracts.pb.demand_pb2 import QuotaReport, QuotaUsage
 from pagoda_contracts.resources.tenant import TenantQuotaSpec, WindowUsage
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.quota.usage import QuotaUsages, summary
-from support.worlds.quota import START, QuotaWorld
+from support.harness.quota import START, QuotaWorld
 
 MINUTE, HOUR = 60_000, 3_600_000
 NOW_MS = round(START.timestamp() * 1000)

@@ -1,0 +1,98 @@
+"""load_adapter: a directory as peft saves it → an Adapter for one model, or AdapterRejected with the reason. Called by the runner.
+
+Everything is judged from sizes and headers before a matrix is made.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pagoda_daemon.lora.config import AdapterConfig, parse_config
+from pagoda_daemon.lora.content import WEIGHTS, Content, read_content
+from pagoda_daemon.lora.modules import Module, modules_of, refuse_unknown
+from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.model.files import DTYPES, Stored, header_of, read_into, staging_buffer
+from pagoda_daemon.model.lowrank import Adapter, LowRank, Part, fused
+from pagoda_daemon.nouns.errors import AdapterRejected, ModelRejected
+
+_MOST_HEADER: Final = 2**24
+_WIDEST: Final = 4  # bytes of a number
+
+
+class Bounds(NamedTuple):
+    """Largest `rank`; `root`: the only directory below which files may lie, None for any."""
+
+    rank: int
+    root: Path | None = None
+
+
+def load_adapter(directory: Path, spec: ModelSpec, like: Tensor, bounds: Bounds) -> Adapter:
+    """Its matrices have the type and the place of `like`."""
+    modules = modules_of(spec)
+    most = sum(bounds.rank * (module.inputs + module.outputs) for module in modules.values()) * _WIDEST + _MOST_HEADER
+    content = read_content(directory, most, bounds.root)
+    config = parse_config(content.config)
+    if config.largest_rank > bounds.rank:
+        raise AdapterRejected(f"rank {config.largest_rank} exceeds the largest one allowed, {bounds.rank} (adapters.maxRank)")
+    try:
+        return _adapter(content, config, modules, spec, like)
+    except ModelRejected as error:  # the safetensors reader's word for a file that is none
+        raise AdapterRejected(str(error)) from error
+
+
+def _adapter(content: Content, config: AdapterConfig, modules: Mapping[str, Module], spec: ModelSpec, like: Tensor) -> Adapter:
+    file = io.BytesIO(content.weights)
+    stored = header_of(Path(WEIGHTS), file, len(content.weights))
+    wanted = {name: module for name, module in modules.items() if config.wants(name, module.layer)}
+    refuse_unknown(stored.keys(), modules, wanted)
+    read = _Reader(file, stored, config, like)
+    pairs = {(module.layer, module.part, module.at): read.pair(name, module) for name, module in wanted.items()}
+    layers = tuple(dict(_layer(pairs, index, modules)) for index in range(spec.layers))
+    return Adapter(content.digest, max(config.rank_of(name) for name in wanted), layers)
+
+
+def _layer(
+    pairs: Mapping[tuple[int, Part, int], tuple[Tensor, Tensor]], layer: int, modules: Mapping[str, Module]
+) -> Iterator[tuple[Part, LowRank]]:
+    kinds: tuple[Part, ...] = ("qkv", "output", "gate_up", "down")
+    for part in kinds:
+        sizes = [module.outputs for module in modules.values() if module.layer == layer and module.part == part]
+        found = fused([pairs.get((layer, part, at)) for at in range(len(sizes))], sizes)
+        if found is not None:
+            yield part, found
+
+
+class _Reader:
+    """Both matrices of a module, checked."""
+
+    def __init__(self, file: io.BytesIO, stored: Mapping[str, Stored], config: AdapterConfig, like: Tensor) -> None:
+        self._file, self._stored, self._config, self._like = file, stored, config, like
+        self._staging = staging_buffer()
+
+    def pair(self, name: str, module: Module) -> tuple[Tensor, Tensor]:
+        """The scale is in the second one."""
+        rank = self._config.rank_of(name)
+        shrink = self._matrix(module.key("A"), (rank, module.inputs))
+        expand = self._matrix(module.key("B"), (module.outputs, rank)) * self._config.scale_of(name)
+        return tuple(one.to(self._like.device, self._like.dtype) for one in (shrink, expand))  # type: ignore[return-value]
+
+    def _matrix(self, key: str, shape: tuple[int, int]) -> Tensor:
+        stored = self._stored[key]
+        if stored.shape != shape:
+            raise AdapterRejected(
+                f"{key} has shape {list(stored.shape)}; this model and adapter_config.json call for {list(shape)}: "
+                "the adapter is for another base model, or the file for another configuration"
+            )
+        if stored.dtype not in DTYPES:
+            raise AdapterRejected(f"{key} is stored as {stored.dtype}; it must be one of {', '.join(DTYPES)}")
+        matrix = torch.empty(shape, dtype=torch.float32)
+        read_into(matrix, stored, self._file, self._staging)
+        if not bool(torch.isfinite(matrix).all()):
+            raise AdapterRejected(f"{key} holds numbers that are not finite")
+        return matrix

@@ -1,0 +1,79 @@
+"""The modules of a model that an adapter may change, by the names that peft has for them. Pure; called by `lora.load`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.model.lowrank import Part
+from pagoda_daemon.nouns.errors import AdapterRejected
+
+_PREFIX: Final = "base_model.model."
+_KEY: Final = re.compile(r"base_model\.model\.(?P<module>[\w.]{1,200})\.lora_[AB]\.weight")
+_OUTER: Final = ("lm_head", "embed_tokens")
+
+
+class Module(NamedTuple):
+    """A linear map: number `at` of those that are fused into `part` of `layer`."""
+
+    name: str
+    layer: int
+    part: Part
+    at: int
+    inputs: int
+    outputs: int
+
+    def key(self, matrix: str) -> str:
+        """Of its tensor in a file."""
+        return f"{_PREFIX}{self.name}.lora_{matrix}.weight"
+
+
+def modules_of(spec: ModelSpec) -> dict[str, Module]:
+    """By name, those of one part in the order in which they are fused. Experts and their routers are not among them."""
+    return {module.name: module for layer in range(spec.layers) for module in _of_layer(spec, layer)}
+
+
+def _of_layer(spec: ModelSpec, layer: int) -> Iterator[Module]:
+    heads, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    base = f"model.layers.{layer}"
+    for at, (name, size) in enumerate((("q_proj", heads), ("k_proj", kv), ("v_proj", kv))):
+        yield Module(f"{base}.self_attn.{name}", layer, "qkv", at, spec.hidden, size)
+    yield Module(f"{base}.self_attn.o_proj", layer, "output", 0, heads, spec.hidden)
+    if not spec.sparse[layer]:
+        for at, name in enumerate(("gate_proj", "up_proj")):
+            yield Module(f"{base}.mlp.{name}", layer, "gate_up", at, spec.hidden, spec.intermediate)
+        yield Module(f"{base}.mlp.down_proj", layer, "down", 0, spec.intermediate, spec.hidden)
+
+
+def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
+    """Of one that changes every module, in memory: a fused part keeps all its ranks for all its outputs."""
+    parts: dict[tuple[int, Part], list[Module]] = {}
+    for module in modules_of(spec).values():
+        parts.setdefault((module.layer, module.part), []).append(module)
+    return item * rank * sum(len(fused) * (fused[0].inputs + sum(one.outputs for one in fused)) for fused in parts.values())
+
+
+def refuse_unknown(keys: Collection[str], modules: Mapping[str, Module], wanted: Mapping[str, Module]) -> None:
+    """AdapterRejected for a tensor that has no place, and for a place without its tensor."""
+    if not wanted:
+        raise AdapterRejected("target_modules name no module of this model")
+    for key in sorted(keys):
+        found = _KEY.fullmatch(key)
+        name = found["module"] if found else key.removeprefix(_PREFIX)
+        if found is None or name not in wanted:
+            raise AdapterRejected(f"{key:.200}: {_why(name, plain=found is not None, known=name in modules)}")
+    absent = [key for module in wanted.values() for key in (module.key("A"), module.key("B")) if key not in keys]
+    if absent:
+        raise AdapterRejected(f"the file lacks {len(absent)} tensors that target_modules call for, such as {absent[0]}")
+
+
+def _why(name: str, *, plain: bool, known: bool) -> str:
+    if any(outer in name.split(".") for outer in _OUTER):
+        return "changes of lm_head and of embeddings are not supported"
+    if ".experts." in name or name.endswith((".gate", ".router")):
+        return "changes of experts and routers are not supported"
+    if not plain:
+        return "is not a LoRA matrix"
+    return "is not among the target_modules of adapter_config.json" if known else "this model has no such module: another base model?"
