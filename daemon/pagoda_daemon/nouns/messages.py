@@ -161,8 +161,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Loaded and warm. The limits that the front validates against. `adapters` are the digests of those that the configuration names, in
-    its order, each held once."""
+    """Loaded and warm: what the front validates against. `adapters`: digests of those that the configuration names, in its order."""
 
     max_model_len: int
     vocab_size: int

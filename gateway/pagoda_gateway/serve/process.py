@@ -46,13 +46,12 @@ from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.requests.router import HoldRules, Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.usage import Usage
+from pagoda_gateway.serve.files import keys_of, quotas_of
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
 from pagoda_gateway.serve.tls import tls_context
 from pagoda_gateway.watch.cache import EndpointCache
-from pagoda_gateway.watch.key_file import read_key_file
 from pagoda_gateway.watch.own_token import OwnToken
-from pagoda_gateway.watch.quotas import read_quota_file
 from pagoda_gateway.watch.state_streams import StateStreams
 from pagoda_gateway.watch.static_file import StaticFile
 
@@ -115,8 +114,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     counters = _counters(settings)
     cache = counters.cache
     own = OwnToken(settings.token) if settings.token is not None else None
-    ring = _keys(settings)
-    registry = _quotas(settings, ring)
+    ring = keys_of(settings)
+    registry = quotas_of(settings, ring)
     router = _router(counters, settings)
     _read_states(cache, StateStreams(cache, settings.identity, _clock_ms, own), stack)
     upstream = Upstream(settings.connect_timeout, own)
@@ -140,27 +139,6 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     ports = {"metrics": metrics.addresses[0][1], "probes": probes.port, "demand": demand, "ext_proc": ext_proc_port}
     log.info("listening", http=listener.port, tls=tls is not None, **ports)
     return Parts(cache, ring, registry, store, api, listener, health, peers, ext_proc)
-
-
-def _keys(settings: Settings) -> KeyRing:
-    ring = KeyRing(synced=settings.keys_namespace is None)
-    if settings.keys is not None:
-        try:
-            read_key_file(settings.keys, ring)
-        except (OSError, ValueError) as error:
-            sys.exit(f"pagoda-gateway: keys: {error}")
-    return ring
-
-
-def _quotas(settings: Settings, ring: KeyRing) -> Registry:
-    """Quotas come from the cluster if services do, or from a file."""
-    registry = Registry(ring, settings.keys_namespace, synced=settings.fleet is not None or settings.quotas is not None)
-    if settings.quotas is not None:
-        try:
-            read_quota_file(settings.quotas, registry)
-        except (OSError, ValueError) as error:
-            sys.exit(f"pagoda-gateway: quotas: {error}")
-    return registry
 
 
 def _store(counters: Counters, settings: Settings, stack: AsyncExitStack) -> Store:
