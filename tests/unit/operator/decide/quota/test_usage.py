@@ -8,7 +8,7 @@ from pagoda_contracts.pb.demand_pb2 import QuotaReport, QuotaUsage
 from pagoda_contracts.resources.tenant import TenantQuotaSpec, WindowUsage
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.quota.usage import QuotaUsages, summary
-from support.harness.quota import START, QuotaWorld
+from support.harness.quota import START, QuotaHarness
 
 MINUTE, HOUR = 60_000, 3_600_000
 NOW_MS = round(START.timestamp() * 1000)
@@ -62,21 +62,21 @@ def test_the_summary_says_what_is_used_of_what(windows, text):
 
 
 def world_of_limits():
-    world = QuotaWorld()
+    harness = QuotaHarness()
     spec = SPEC.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    world.api.put(QUOTAS, {"apiVersion": API_VERSION, "kind": QUOTAS.kind, "metadata": {"name": "team"}, "spec": spec})
-    return world
+    harness.api.put(QUOTAS, {"apiVersion": API_VERSION, "kind": QUOTAS.kind, "metadata": {"name": "team"}, "spec": spec})
+    return harness
 
 
-def written(world):
-    asyncio.run(world.status_writer.write())
-    return world.api.objects[QUOTAS.kind, "", "team"]["status"].get("usage")
+def written(harness):
+    asyncio.run(harness.status_writer.write())
+    return harness.api.objects[QUOTAS.kind, "", "team"]["status"].get("usage")
 
 
 def test_the_status_has_used_and_left_once_a_minute_and_no_write_follows_without_requests():
-    world = world_of_limits()
-    world.usages.hear("a", report(("team", HOUR, NOW_MS, 30, 400)))
-    assert written(world) == {
+    harness = world_of_limits()
+    harness.usages.hear("a", report(("team", HOUR, NOW_MS, 30, 400)))
+    assert written(harness) == {
         "summary": "0/600 requests in 1m; 30/9000 requests, 400/1000 tokens in 1h",
         "windows": [
             {"window": "1m", "requests": 0, "requestsLeft": 600},
@@ -84,26 +84,26 @@ def test_the_status_has_used_and_left_once_a_minute_and_no_write_follows_without
         ],
         "migSlices": [],
     }
-    writes = len(world.api.journal)
+    writes = len(harness.api.journal)
     for requests in range(31, 60):  # 58 s of requests
-        world.later += 2
-        world.usages.hear("a", report(("team", HOUR, NOW_MS, requests, 400)))
-        written(world)
-    assert len(world.api.journal) == writes
-    world.later += 2
-    assert written(world)["windows"][1]["requests"] == 59
-    world.later = 3_600
-    assert written(world)["windows"][1] == {"window": "1h", "requests": 0, "tokens": 0, "requestsLeft": 9000, "tokensLeft": 1000}
-    writes = len(world.api.journal)
+        harness.later += 2
+        harness.usages.hear("a", report(("team", HOUR, NOW_MS, requests, 400)))
+        written(harness)
+    assert len(harness.api.journal) == writes
+    harness.later += 2
+    assert written(harness)["windows"][1]["requests"] == 59
+    harness.later = 3_600
+    assert written(harness)["windows"][1] == {"window": "1h", "requests": 0, "tokens": 0, "requestsLeft": 9000, "tokensLeft": 1000}
+    writes = len(harness.api.journal)
     for _ in range(50):
-        world.later += 600
-        written(world)
-    assert len(world.api.journal) == writes
+        harness.later += 600
+        written(harness)
+    assert len(harness.api.journal) == writes
 
 
 def test_a_new_operator_keeps_what_was_written_until_a_gateway_reports():
-    world = world_of_limits()
-    world.usages.hear("a", report(("team", HOUR, NOW_MS, 30, 400)))
-    before, writes = written(world), len(world.api.journal)
-    world.restart()
-    assert (written(world), len(world.api.journal)) == (before, writes)
+    harness = world_of_limits()
+    harness.usages.hear("a", report(("team", HOUR, NOW_MS, 30, 400)))
+    before, writes = written(harness), len(harness.api.journal)
+    harness.restart()
+    assert (written(harness), len(harness.api.journal)) == (before, writes)
