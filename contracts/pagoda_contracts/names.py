@@ -125,6 +125,7 @@ PORT_GATEWAY_HTTP: Final = 8080
 PORT_METRICS: Final = 9090
 PORT_DEMAND: Final = 9100
 PORT_EXT_PROC: Final = 9002
+PORT_EXT_PROC_HEALTH: Final = 9003  # kept for older clients; health is answered on 9002
 
 PATH_STARTUP: Final = "/startupz"
 PATH_LIVE: Final = "/livez"

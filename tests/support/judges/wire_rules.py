@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc_tools
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     EnumDescriptorProto,
@@ -21,13 +22,16 @@ from google.protobuf.descriptor_pb2 import (
 from grpc_tools import protoc
 
 Body = dict[str, Any]
+# The protos that every compiler brings, such as google.protobuf.Struct.
+WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 
 def compiled(folder: Path) -> FileDescriptorSet:
     """All protos of a folder."""
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "set"
-        if protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", *map(str, sorted(folder.glob("*.proto")))]) != 0:
+        paths = [f"-I{folder}", f"-I{WELL_KNOWN}", f"--descriptor_set_out={made}"]
+        if protoc.main(["protoc", *paths, *map(str, sorted(folder.glob("*.proto")))]) != 0:
             raise ValueError(f"protoc refuses what is in {folder}")
         return FileDescriptorSet.FromString(made.read_bytes())
 
