@@ -106,7 +106,7 @@ async def test_every_metric_counts_what_was_done_in_its_unit(harness):
         'pagoda_gateway_requests_total{code="499",service="ns/t"} 1.0',
         'pagoda_gateway_requests_total{code="200",service="ns/t"} 1.0',
         'pagoda_gateway_repicks_total{reason="draining",service="ns/s"} 1.0',
-        'pagoda_gateway_repicks_total{reason="closed",service="ns/s"} 2.0',
+        'pagoda_gateway_repicks_total{reason="closed",service="ns/s"} 1.0',
         'pagoda_gateway_held_requests{service="ns/s"} 0.0',
         'pagoda_gateway_held_requests{service="ns/t"} 0.0',
         'pagoda_gateway_endpoints{service="ns/s",verdict="silent"} 2.0',
