@@ -150,11 +150,11 @@ async def test_a_stream_passes_event_by_event_without_the_replicas_comments(benc
     begun = asyncio.Event()
 
     async def script(exchange: Exchange) -> None:
-        await exchange.begin_stream()
-        await exchange.chunk(b": pagoda-usage 3 0 1\n\ndata: 1\n\n")
+        await exchange.begin_stream(b"x-pagoda-continuable: no\r\n")
+        await exchange.chunk(b"data: 1\n\n: pagoda more 3 0 1\n\n")
         await begun.wait()  # the client has the first event before the second one exists
-        await exchange.chunk(b": pagoda-usage 3 0 2\n\ndata: 2\n\n")
-        await exchange.chunk(b"data: [DONE]\n\n")
+        await exchange.chunk(b"data: 2\n\n: pagoda more 3 0 2\n\n")
+        await exchange.chunk(b"data: [DONE]\n\n: pagoda over 3 0 2\n\n")
         exchange.writer.write(b"0\r\n\r\n")
 
     await bench.serve(replicas[0])

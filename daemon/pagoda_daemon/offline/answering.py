@@ -6,18 +6,20 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.metrics import Counts
-from pagoda_daemon.nouns.errors import DaemonError, Overloaded
+from pagoda_daemon.nouns.errors import DaemonError, EngineDied, Overloaded
 from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.offline.sampling import Ask
 from pagoda_daemon.text.tokens import ModelText
 
 R = TypeVar("R")
 _AGAIN_S: Final = 0.1  # after the engine refused for lack of room: what holds it ends within some steps
+_END_S: Final = 5.0  # for the end of a process whose wire broke
 
 
 class Answered(NamedTuple):
@@ -37,6 +39,7 @@ class Core:
         self._numbers = itertools.count()
         self._in_flight = 0
         self._over: DaemonError | None = None
+        self._ended = asyncio.Event()
 
     def check(self) -> None:
         """Raises why the engine ended, where it has."""
@@ -46,6 +49,7 @@ class Core:
     def end(self, why: DaemonError) -> None:
         """Fails all that is asked, now and later."""
         self._over = why
+        self._ended.set()
         self._link.fail_streams(why)
 
     async def answer(self, ask: Ask) -> Answered:
@@ -61,8 +65,18 @@ class Core:
                     if self._in_flight == 1:  # it holds no place itself, so nothing will change
                         raise
                     await asyncio.sleep(_AGAIN_S)
+                except EngineDied:
+                    await self._know_why()
+                    raise
         finally:
             self._in_flight -= 1
+
+    async def _know_why(self) -> None:
+        """A wire breaks a moment before it is known how the process behind it ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._ended.wait()
+        self.check()
 
     async def _collected(self, job: Submission) -> Answered:
         found: tuple[list[Delta], ...] = tuple([] for _ in range(job.message.n))

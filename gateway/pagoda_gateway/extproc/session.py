@@ -117,7 +117,7 @@ class Session:
         life.request = parse.routing_request(body, head.headers, tenant)
         asked = Asked(tenant, life.request.model, partial(wish, path, body), "anthropic" if dialect_of(path) is ANTHROPIC else "openai")
         async with self._picker.limiter.admitted(asked) as account:
-            observed.account, life.claim = account, claim_of(life.request, account.policy)
+            observed.account, life.policy, life.claim = account, account.policy, claim_of(life.request, account.policy)
             endpoint = await self._picker.router.choose(life, Terms(self._picker.hold_s, subset))
             try:
                 with ExitStack() as place:

@@ -75,6 +75,12 @@ class Policy:
         """Returns the first rule that does not allow a model."""
         return next((rule for rule in self.rules if rule.models and model not in rule.models), None)
 
+    @property
+    def models(self) -> list[str]:
+        """The models that every rule with a list names."""
+        lists = [rule.models for rule in self.rules if rule.models]
+        return sorted(frozenset.intersection(*lists)) if lists else []
+
     def tightest(self, field: Literal["context", "output", "default_output"]) -> tuple[int, str] | None:
         """Returns the smallest of these bounds and the name of its quota, None if no rule has one."""
         found = [(bound, rule.name) for rule in self.rules if (bound := getattr(rule, field)) is not None]

@@ -100,7 +100,7 @@ class Api:
         style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
         asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
         async with self.limiter.admitted(asked) as relay.account:
-            life.claim = claim_of(life.request, relay.account.policy)
+            life.policy, life.claim = relay.account.policy, claim_of(life.request, relay.account.policy)
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
             headers = to_replica(request.headers, request[_REQUEST_ID], life.request, continuable=parse.may_continue(request.headers))
             if (observed := request.get(OBSERVED)) is not None:

@@ -123,8 +123,11 @@ class ModelNotFound(GatewayError):
     status, type, code, param = 404, "invalid_request_error", ERROR_MODEL_NOT_FOUND, "model"
 
     def __init__(self, model: str, near: Sequence[str] = ()) -> None:
-        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        super().__init__(f"no service has the model name {model[:128]!r}{meant or '; GET /v1/models lists the names'}")
+        super().__init__(f"{self.why(model[:128])}; {_meant(near) or 'GET /v1/models lists the names'}")
+
+    def why(self, model: str) -> str:
+        """Returns what is wrong with the name."""
+        return f"no service has the model name {model!r}"
 
 
 class ModelGone(ModelNotFound):
@@ -136,9 +139,12 @@ class ModelGone(ModelNotFound):
 class ModelNotAllowed(ModelNotFound):
     """A quota does not allow the tenant to use this model. Whether it exists is not said."""
 
-    def __init__(self, model: str) -> None:
-        why = f"the model {model[:128]!r} does not exist, or the quota of your tenant does not allow it"
-        Exception.__init__(self, f"{why}; GET /v1/models lists the names")
+    def why(self, model: str) -> str:
+        return f"the model {model!r} does not exist, or the quota of your tenant does not allow it"
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 class OverQuota(GatewayError):

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_route
 
+from pagoda_gateway.limits.rules import NO_POLICY, Policy
 from pagoda_gateway.requests.budget import Budget, Take
 from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
 from pagoda_gateway.requests.hold_queue import ALONE, Claim, HoldQueue, Ticket
@@ -72,7 +73,7 @@ class Place:
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
     `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `claim`: its order among held
-    requests; `targets`: where it may overflow; `overflow`: where its service says so, among them.
+    requests; `policy`: what its tenant's quotas allow; `targets`: where it may overflow; `overflow`: where its service says so, among them.
 
     Of a stream: `begun`: its client has a part of the answer; `advanced`: this attempt added to it; `fixed`: it cannot go on elsewhere;
     `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death; `ping` keeps its client's connection
@@ -83,6 +84,7 @@ class RequestLife:
     take_bytes: Take
     request: RoutingRequest = _UNREAD
     claim: Claim = ALONE
+    policy: Policy = NO_POLICY
     service: str = ""
     endpoint: str = NO_ENDPOINT
     revision: str = ""

@@ -28,6 +28,7 @@ from pagoda_gateway.limits.ledger import Ask, Ledger, Verdict, WindowCount
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.limits.rules import NO_POLICY, Policy, Slot, slots
 from pagoda_gateway.requests.errors import BadRequest, ModelNotAllowed, NotSynced, OverQuota
+from pagoda_gateway.requests.near_names import near
 
 # A claim grows by doubling, so that a stream of any length costs few calls of the store.
 _LEAST_CLAIM: Final = 64
@@ -177,7 +178,7 @@ class Limiter:
             return Account()
         if (rule := policy.refusing(asked.model)) is not None:
             self._refused(rule.name, "model")
-            raise ModelNotAllowed(asked.model)
+            raise ModelNotAllowed(asked.model, near(asked.model, policy.models))
         limits = slots(policy.rules)
         wish = asked.wish()
         bound = bounds(policy, wish, counts_tokens=_counts_tokens(limits))

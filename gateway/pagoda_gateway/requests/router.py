@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pagoda_contracts.route import HELD_FULL, HELD_IN_TURN, HELD_PREFIX
 
+from pagoda_gateway.limits.rules import Policy
 from pagoda_gateway.requests.errors import (
     AllOverloaded,
     AttemptFailed,
@@ -125,13 +126,11 @@ class Router:
         self._names = names
         self._queue.wake_all(now_ms)
 
-    def _not_found(self, model: str) -> ModelNotFound:
+    def _not_found(self, model: str, policy: Policy) -> ModelNotFound:
         lost_ms = self._lost.get(model)
-        return (
-            ModelNotFound(model, near(model, self._names))
-            if lost_ms is None or self._clock_ms() - lost_ms >= _LOST_MS
-            else ModelGone(model)
-        )
+        if lost_ms is not None and self._clock_ms() - lost_ms < _LOST_MS:
+            return ModelGone(model)
+        return ModelNotFound(model, near(model, [name for name in self._names if policy.refusing(name) is None]))
 
     def why_not(self, service: str) -> str:
         """Returns why a service cannot serve until a person acts; "" if it can, also after a wait."""
@@ -194,7 +193,7 @@ class Router:
         if service is None:
             if not self._cache.synced:
                 return Wait(UNSYNCED, "unsynced")
-            raise self._not_found(life.request.model)
+            raise self._not_found(life.request.model, life.policy)
         life.assign(service.key)
         overflows = service.overflow is not None and service.overflow.target in life.targets and not life.begun
         life.overflow = service.overflow if overflows else None

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -89,6 +90,7 @@ class Replica:
     http: str = ""
     grpc: str = ""
     _listener: asyncio.Server | None = None
+    _connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = field(default_factory=dict)
 
     def hang_up(self) -> None:
         """Refuses connections from now on."""
@@ -120,15 +122,29 @@ class Replica:
             self._watchers.discard(queue)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 exchange = Exchange(self, head, await _body(head, reader), reader, writer)
                 self.seen.append(exchange)
                 await self.script(exchange)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client left, or the test is over
         finally:
+            del self._connections[task]
             writer.close()
+
+    async def cut(self) -> None:
+        """Ends every connection: the loop that closes next warns of each socket that is open."""
+        connections = dict(self._connections)
+        for task, writer in connections.items():
+            writer.transport.abort()
+            task.cancel()
+        if connections:
+            await asyncio.wait(connections)
+            await asyncio.sleep(0)  # transports close in the loop's next turn
 
 
 async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
@@ -169,4 +185,5 @@ async def running(replica: Replica, host: str = "127.0.0.1", http: int = 0, grpc
         yield replica
     finally:
         listener.close()
+        await replica.cut()
         await server.stop(None)

@@ -27,7 +27,7 @@ from pagoda_daemon.api.http import app, connection
 from pagoda_daemon.api.openai import errors as api_errors
 from pagoda_daemon.api.openai import fields, requests, sampling, strict, structured
 from pagoda_daemon.api.routes import admission as front_admission
-from pagoda_daemon.api.routes import generation
+from pagoda_daemon.api.routes import submitting
 from pagoda_daemon.engine import loop, wire
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.model import config, files, loader
@@ -109,7 +109,7 @@ def the_last_of_two_keys_counts(patch: Patch) -> None:
 
 @plant
 def ids_are_not_checked(patch: Patch) -> None:
-    patch.setattr(generation, "check_ids", _anything)
+    patch.setattr(submitting, "check_ids", _anything)
     patch.setattr(sampling, "check_ids", _anything)
 
 

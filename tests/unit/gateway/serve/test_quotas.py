@@ -12,7 +12,7 @@ import aiohttp
 import anthropic
 import openai
 import pytest
-from pagoda_contracts.names import ROLE_GATEWAY
+from pagoda_contracts.names import ROLE_GATEWAY, ROLE_METRICS
 from pagoda_contracts.resources.apikeys import new_key
 from prometheus_client.parser import text_string_to_metric_families
 from support.kube.issuer import Issuer
@@ -29,7 +29,7 @@ SPECS = {
     "tokens": {"limits": [{"window": "720h", "tokens": LIMIT}], "defaultMaxTokens": 5},
     "requests": {"limits": [{"window": "720h", "requests": 2}]},
     "one": {"maxConcurrency": 1},
-    "models": {"models": ["another"]},
+    "models": {"models": ["another", NAME + "s"]},
     "caps": {"maxContextTokens": 40, "maxOutputTokens": 20, "defaultMaxTokens": 3},
 }
 
@@ -54,6 +54,7 @@ class Route:
 
     gateway: GatewayProcess
     replica: Replica
+    scraper: str  # the bearer token of one who may read the replica's metrics
 
     async def ask(self, tenant: str, path: str = "/v1/completions", *, leave_after: int | None = None, **fields: Any) -> Answer:
         """`leave_after`: the client closes its connection after so many events."""
@@ -86,7 +87,8 @@ class Route:
 
     def counted_by_replica(self) -> float:
         """Prompt and answer tokens, as the replica says."""
-        with urllib.request.urlopen(f"http://{self.replica.http}/metrics") as scraped:
+        headers = {"authorization": f"Bearer {self.scraper}"}
+        with urllib.request.urlopen(urllib.request.Request(f"http://{self.replica.http}/metrics", headers=headers)) as scraped:
             families = text_string_to_metric_families(scraped.read().decode())
         names = {"vllm:prompt_tokens_total", "vllm:generation_tokens_total"}
         return sum(sample.value for family in families for sample in family.samples if sample.name in names)
@@ -104,7 +106,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Route]:
         write_fleet(folder / "fleet.json", [{"name": "ns/s", "served_names": [NAME], "endpoints": endpoints}])
         files = {"--fleet": "fleet.json", "--keys": "keys.json", "--quotas": "quotas.json", "--token": "token"}
         with start_gateway(*(word for name, file in files.items() for word in (name, str(folder / file)))) as gateway:
-            yield Route(gateway, replica)
+            yield Route(gateway, replica, issuer.token(ROLE_METRICS))
 
 
 def quota(name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -179,6 +181,9 @@ async def test_only_allowed_models_are_listed_and_served(route):
         assert (await listed.json())["data"] == []
     answer = await route.ask("models")
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+    assert "did you mean 'another'?" in (await route.ask("models", model="anothre")).error["message"]
+    assert f"did you mean '{NAME}'?" in (await route.ask("free", model=NAME + "x")).error["message"]
+    assert f"'{NAME}'" not in (await route.ask("models", model=NAME + "s")).error["message"], "a name that it may not use"
 
 
 async def test_context_and_answer_are_capped(route):
