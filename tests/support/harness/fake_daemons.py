@@ -31,6 +31,7 @@ class FakeDaemons:
         self.epoch = 1
         self.reported: list[tuple[str, str]] = []
         self.refusing = False
+        self.last: dict[str, DaemonState] = {}  # uid → the answer to the last order
         self._known: dict[str, FakeDaemon] = {}
 
     def of(self, pod: Body) -> FakeDaemon:
@@ -38,7 +39,9 @@ class FakeDaemons:
         return self._known.setdefault(pod["metadata"]["uid"], FakeDaemon())
 
     async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
-        return {order.uid: self._obey(order) for order in orders}
+        answers = {order.uid: self._obey(order) for order in orders}
+        self.last |= {uid: answer.state for uid, answer in answers.items()}
+        return answers
 
     def _obey(self, order: Order) -> Answer:
         named = next((pod["metadata"]["uid"] for pod in self.api.of(PODS) if pod["metadata"]["name"] == order.pod), order.uid)

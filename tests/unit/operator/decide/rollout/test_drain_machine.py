@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pagoda_contracts.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import ClusterError
+from pagoda_operator.api.pods import DaemonState
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from support.harness.fake_daemons import FakeDaemons
 from support.harness.harness import KEY, Harness, now
@@ -118,7 +119,7 @@ class Drains(RuleBasedStateMachine):
         """The operator's run, to its end or to its death."""
         self.api.crash_in = crash_in
         self.before = (0, 0)
-        waiting = [pod["metadata"]["uid"] for pod in self.active() if deadline(pod) and self.reachable(pod)]
+        waiting = [pod["metadata"]["uid"] for pod in self.active() if deadline(pod) and self.reachable(pod) and self.heard(pod)]
         away = {pod["metadata"]["uid"] for pod in self.active() if not is_ready(pod) and self.quiet(pod)}
         asked = self.replicas()
         try:
@@ -141,6 +142,10 @@ class Drains(RuleBasedStateMachine):
 
     def reachable(self, pod: Body) -> bool:
         return not (self.daemons.of(pod).unreachable or self.daemons.refusing) and bool(pod["status"].get("podIP"))
+
+    def heard(self, pod: Body) -> bool:
+        """Whether the operator may think so: it knows the answer to its last order, and not that the daemon is back since."""
+        return self.daemons.last.get(pod["metadata"]["uid"]) is not DaemonState.SILENT
 
     @invariant()
     def one_deadline_from_the_first_word(self) -> None:
