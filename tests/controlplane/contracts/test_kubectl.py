@@ -63,7 +63,7 @@ def test_the_category_lists_all_kinds_and_no_short_name_is_taken(kubectl):
     [
         ("inferenceservices", "NAME READY REASON REPLICAS DESIRED ACCELERATOR AGE"),
         ("loraadapters", "NAME SERVICE PLACEMENT READY LOADED REASON AGE"),
-        ("tenantquotas", "NAME PRIORITY WEIGHT CONCURRENCY GPUS READY AGE"),
+        ("tenantquotas", "NAME PRIORITY WEIGHT CONCURRENCY USED GPUS READY AGE"),
         ("servingprofiles", "NAME DAEMON AGE"),
     ],
 )

@@ -27,9 +27,9 @@ def fresh(cluster, kube, node, real):
     harness.clean()
 
 
-def run(harness, operator, slots, rounds):
+def run(harnesses, operator, slots, rounds):
     """So many rounds on the first harness; what is left of them, against what the same services are in the second."""
-    used, untouched = (Transitions(harness, operator, slots, harness[0].namespace) for harness in harness)
+    used, untouched = (Transitions(harness, operator, slots, harnesses[0].namespace) for harness in harnesses)
     used.start()
 
     @settings(max_examples=rounds, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))
