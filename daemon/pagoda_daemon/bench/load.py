@@ -17,7 +17,7 @@ import aiohttp
 from pagoda_daemon.bench.client import Target, ask
 from pagoda_daemon.bench.datasets import Sample
 from pagoda_daemon.bench.statistics import Outcome
-from pagoda_daemon.nouns.errors import NotStarted
+from pagoda_daemon.core.errors import NotStarted
 
 _LONGEST_S: Final = 6 * 3600.0
 _AGAIN_S: Final = 1.0

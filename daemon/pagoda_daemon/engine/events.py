@@ -24,8 +24,8 @@ import structlog
 import zmq
 from pagoda_contracts.launch import DaemonConfig, KvEventsConfig
 
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.scheduler.state import State
 
 

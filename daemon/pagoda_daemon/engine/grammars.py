@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.grammars import finish, offer, refuse_compiling, take_unwatched
 from pagoda_daemon.scheduler.request import choice_key
 from pagoda_daemon.scheduler.state import State

@@ -15,14 +15,8 @@ from typing import Protocol, assert_never
 import structlog
 from pagoda_contracts.launch import EngineConfig
 
-from pagoda_daemon.engine.adapters import AdapterLoads, uses
-from pagoda_daemon.engine.build import Progress
-from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
-from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, exit_code, failure
-from pagoda_daemon.engine.grammars import Grammars, MakePool
-from pagoda_daemon.engine.wire import EngineWire
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import (
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import (
     Abort,
     AdapterLoaded,
     DeepCheckAnswer,
@@ -42,6 +36,12 @@ from pagoda_daemon.nouns.messages import (
     Tally,
     ToEngine,
 )
+from pagoda_daemon.engine.adapters import AdapterLoads, uses
+from pagoda_daemon.engine.build import Progress
+from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
+from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, exit_code, failure
+from pagoda_daemon.engine.grammars import Grammars, MakePool
+from pagoda_daemon.engine.wire import EngineWire
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit

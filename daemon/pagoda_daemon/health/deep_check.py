@@ -16,9 +16,9 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from pagoda_daemon.core.errors import EngineDied
+from pagoda_daemon.core.messages import DeepCheckAnswer
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import DeepCheckAnswer
 
 log = structlog.get_logger()
 

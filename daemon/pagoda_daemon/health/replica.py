@@ -23,9 +23,9 @@ from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
+from pagoda_daemon.core.messages import AdapterUse, Ready, Stats, Tally
 from pagoda_daemon.health.drain import Drain
 from pagoda_daemon.health.prefixes import PrefixBook
-from pagoda_daemon.nouns.messages import AdapterUse, Ready, Stats, Tally
 
 
 class Limits(NamedTuple):

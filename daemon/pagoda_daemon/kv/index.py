@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from pagoda_contracts.prefix import HASH_BYTES, packed_hashes
 
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.kv.chain import Chain, packed
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Ints
 
 # A beginning that thousands of prompts share may have thousands of children that go on alike; the latest ones are the likeliest.
 _LOOK_AT = 16

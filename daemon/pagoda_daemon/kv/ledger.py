@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.kv.chain import Chain
-from pagoda_daemon.nouns.arrays import Ints
 
 
 class Stored(NamedTuple):

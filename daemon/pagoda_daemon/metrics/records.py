@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from pagoda_daemon.core.messages import Life, RowOutput, Submit
 from pagoda_daemon.metrics.gaps import Gaps
-from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 ABORTED: Final = "abort"
 FAILED: Final = "error"

@@ -22,7 +22,7 @@ from pagoda_contracts.launch import DaemonConfig, TracingConfig
 from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, ENV_POD_UID
 from pagoda_contracts.units import parse_duration
 
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")

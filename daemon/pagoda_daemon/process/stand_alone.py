@@ -24,7 +24,7 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import PORT_DAEMON_HTTP
 from pagoda_contracts.units import parse_quantity
 
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process.lora_flags import adapters_of, add_lora_flags
 
 ENV_API_KEY: Final = "PAGODA_API_KEY"

@@ -15,8 +15,8 @@ import numpy as np
 import structlog
 from pagoda_contracts.launch import Fault
 
-from pagoda_daemon.nouns.arrays import Bools
-from pagoda_daemon.nouns.batch import NOT_FINITE, RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.arrays import Bools
+from pagoda_daemon.core.batch import NOT_FINITE, RowError, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 

@@ -13,6 +13,8 @@ import torch
 from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_kernels.cpu.native import BLOCK, NativeDecoder
 
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.lora.load import Bounds, load_adapter
 from pagoda_daemon.lora.modules import adapter_bytes
 from pagoda_daemon.model.attention import KvCache
@@ -23,8 +25,6 @@ from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.lowrank import Adapter
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host

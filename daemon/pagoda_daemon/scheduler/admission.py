@@ -13,11 +13,11 @@ import numpy as np
 from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.adapters import NO_ADAPTER
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.text_prefixes import block_ends
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.overload import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Course, Request, choice_key, rank_of

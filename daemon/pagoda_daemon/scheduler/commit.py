@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import NOT_FINITE, NOTHING_LEFT, StepResult
-from pagoda_daemon.nouns.messages import Refusal, RowOutput
+from pagoda_daemon.core.arrays import Bools, Ints
+from pagoda_daemon.core.batch import NOT_FINITE, NOTHING_LEFT, StepResult
+from pagoda_daemon.core.messages import Refusal, RowOutput
 from pagoda_daemon.scheduler.conflict import conflict
 from pagoda_daemon.scheduler.deep_check import lost, taken_out
 from pagoda_daemon.scheduler.grammars import spend

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.scheduler.request import Request
 
 INPUT_WEIGHT = 1.0

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Bools, Ints
+from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.kv.accounts import NO_MATCH
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.scheduler.deep_check import alone
 from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request

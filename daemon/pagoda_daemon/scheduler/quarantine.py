@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.scheduler.state import Flight, State
 
 

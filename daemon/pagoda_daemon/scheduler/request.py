@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagoda_daemon.core.arrays import Floats, Ints
+from pagoda_daemon.core.messages import Grammar, Life
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.kv.chain import Chain
-from pagoda_daemon.nouns.arrays import Floats, Ints
-from pagoda_daemon.nouns.messages import Grammar, Life
-from pagoda_daemon.nouns.sampling import Sampling
 
 MAX_PRIORITY = 1000
 _PER_TIER = 1 << 16

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import StepPlan
+from pagoda_daemon.core.messages import DeepCheckAnswer, DeepCheckPrompt, Stats, Tally
 from pagoda_daemon.kv.accounts import KvAccounts
 from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import StepPlan
-from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt, Stats, Tally
 from pagoda_daemon.scheduler.compilations import Compilations
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.extra_row import with_extra_row

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from pagoda_daemon.nouns.errors import MAX_SHOWN
+from pagoda_daemon.core.errors import MAX_SHOWN
 from pagoda_daemon.process.parent import belong_to_parent
 from pagoda_daemon.structured import limits
 from pagoda_daemon.structured.blame import BY_MISTAKE, LOST, blame

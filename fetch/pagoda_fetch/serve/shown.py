@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from pagoda_fetch.nouns.progress import Progress
+from pagoda_fetch.core.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console

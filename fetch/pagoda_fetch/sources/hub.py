@@ -22,11 +22,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.credentials import Credential
-from pagoda_fetch.nouns.errors import FetchError, Forbidden, NotFound, Refused, Unreachable
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import Checksum, Listing, RemoteFile, select
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.credentials import Credential
+from pagoda_fetch.core.errors import FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Checksum, Listing, RemoteFile, select
 from pagoda_fetch.sources.web import Web, refusal
 
 

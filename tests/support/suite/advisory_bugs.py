@@ -28,11 +28,11 @@ from pagoda_daemon.api.openai import errors as api_errors
 from pagoda_daemon.api.openai import fields, requests, sampling, strict, structured
 from pagoda_daemon.api.routes import admission as front_admission
 from pagoda_daemon.api.routes import submitting
+from pagoda_daemon.core.errors import ModelRejected
+from pagoda_daemon.core.sampling import Number
 from pagoda_daemon.engine import loop, wire
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.model import config, files, loader
-from pagoda_daemon.nouns.errors import ModelRejected
-from pagoda_daemon.nouns.sampling import Number
 from pagoda_daemon.scheduler import admission
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.text import template_worker, tokens

@@ -4,9 +4,9 @@ import json
 from base64 import b64encode
 
 import pytest
-from pagoda_fetch.nouns.address import check_digest, parse
-from pagoda_fetch.nouns.credentials import load
-from pagoda_fetch.nouns.errors import ConfigRejected, Unsupported
+from pagoda_fetch.core.address import check_digest, parse
+from pagoda_fetch.core.credentials import load
+from pagoda_fetch.core.errors import ConfigRejected, Unsupported
 
 
 @pytest.mark.parametrize(

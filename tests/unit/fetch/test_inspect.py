@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from pagoda_fetch.core.address import parse
+from pagoda_fetch.core.errors import Mismatch, Refused
 from pagoda_fetch.download.inspecting import LIMIT, compact, inspect, line
 from pagoda_fetch.download.job import Order
-from pagoda_fetch.nouns.address import parse
-from pagoda_fetch.nouns.errors import Mismatch, Refused
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import published
 from support.clients.fetching import CONFIG, LARGE, TAKEN, Fetcher, model_files

@@ -6,8 +6,8 @@ import io
 import sys
 
 import pytest
-from pagoda_fetch.nouns.errors import Unreachable
-from pagoda_fetch.nouns.progress import Progress
+from pagoda_fetch.core.errors import Unreachable
+from pagoda_fetch.core.progress import Progress
 from pagoda_fetch.serve import shown
 from rich.console import Console
 from structlog.testing import capture_logs

@@ -3,7 +3,7 @@
 from contextlib import aclosing
 
 import pytest
-from pagoda_fetch.nouns.errors import Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.core.errors import Forbidden, NotFound, Refused, Unreachable
 from pagoda_fetch.sources.web import Web
 from support.servers.failing_server import FailingServer
 from support.servers.fetch_hub import running_hub

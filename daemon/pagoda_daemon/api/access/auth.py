@@ -26,7 +26,7 @@ from pagoda_daemon.api.access.caller import ANYBODY, Principal, authorization, c
 from pagoda_daemon.api.access.jwks import Proof, Tokens
 from pagoda_daemon.api.access.keys import OF_FLAG, Keys
 from pagoda_daemon.api.access.roles import NOBODY, OPEN, PEER_ROUTES, ROUTES, Roles
-from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, Unauthenticated
+from pagoda_daemon.core.errors import ConfigRejected, Forbidden, Unauthenticated
 
 _REMEMBERED: Final = 1024
 _FOR_EVER: Final = float("inf")

@@ -34,8 +34,8 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, from_header
 
-from pagoda_daemon.nouns.errors import BadRequest, shown
-from pagoda_daemon.nouns.messages import Prefix, Submit
+from pagoda_daemon.core.errors import BadRequest, shown
+from pagoda_daemon.core.messages import Prefix, Submit
 from pagoda_daemon.scheduler.request import MAX_PRIORITY
 
 ROLE_CLIENT: Final = "client"  # holds a bearer key

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from pagoda_daemon.api.anthropic.conversion import NO_THREADS, UNKNOWN
 from pagoda_daemon.api.openai import errors
 from pagoda_daemon.api.openai.errors import JSON, ErrorReply
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded
 
 Type = Literal[
     "invalid_request_error",

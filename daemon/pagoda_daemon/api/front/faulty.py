@@ -16,10 +16,10 @@ from pathlib import Path
 import structlog
 from pagoda_contracts.launch import TestingConfig
 
+from pagoda_daemon.core.messages import FromEngine, StepOutput
 from pagoda_daemon.engine.client import EngineClient
 from pagoda_daemon.engine.start import Wires
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import FromEngine, StepOutput
 from pagoda_daemon.text.detokenize import Detokenizer
 from pagoda_daemon.text.tokens import ModelText
 

@@ -41,11 +41,11 @@ from pagoda_daemon.api.http.tracing import tracing
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
+from pagoda_daemon.core.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
 from pagoda_daemon.metrics import Build, Counts, Exposition, ModelWork, Slo
-from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.text.files import read_json
 from pagoda_daemon.text.tokens import ModelText

@@ -12,8 +12,8 @@ from typing import Final
 
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import Ready
 
 _LINES: Final = 10  # of a whole load
 

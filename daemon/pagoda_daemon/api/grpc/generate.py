@@ -37,11 +37,11 @@ from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.core.errors import BadRequest, DaemonError, context_exceeded
+from pagoda_daemon.core.messages import Ready, RowOutput, Submit
+from pagoda_daemon.core.sampling import NUMBERS, Sampling
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, context_exceeded
-from pagoda_daemon.nouns.messages import Ready, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import NUMBERS, Sampling
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.access.roles import METHODS, NOBODY
-from pagoda_daemon.nouns.errors import (
+from pagoda_daemon.core.errors import (
     BadRequest,
     DaemonError,
     DeadlineExceeded,

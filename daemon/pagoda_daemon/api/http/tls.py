@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 from pagoda_contracts.launch import TlsConfig
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from pagoda_daemon.api.openai import strict
-from pagoda_daemon.nouns.errors import BadRequest, clipped, shown
+from pagoda_daemon.core.errors import BadRequest, clipped, shown
 
 _HARMLESS: Final = frozenset(
     (

@@ -16,7 +16,7 @@ import msgspec
 from pagoda_daemon.api.openai import bounds
 from pagoda_daemon.api.openai.bounds import EXACT
 from pagoda_daemon.api.openai.overlap import Overlaps
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 INVALID: Final = "invalid_grammar"
 MAX_TOLD: Final = 8  # places in a header

@@ -11,8 +11,8 @@ import msgspec
 
 from pagoda_daemon.api.openai.sampling import SamplingFields
 from pagoda_daemon.api.openai.schemas import INVALID, Fitted, fitted
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.limits import MAX_BYTES, MAX_DEPTH
 
 SCHEMA_PARAM: Final = "response_format.json_schema.schema"

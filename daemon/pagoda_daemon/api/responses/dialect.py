@@ -38,8 +38,8 @@ from pagoda_daemon.api.responses.objects import (
 )
 from pagoda_daemon.api.responses.requests import ChosenTools, ReasoningSettings, ResponsesRequest, TextSettings
 from pagoda_daemon.api.responses.writer import Writer
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Overloaded
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest, DaemonError, Overloaded
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
 
 

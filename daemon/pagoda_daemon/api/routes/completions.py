@@ -38,9 +38,9 @@ from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.stamping import stamped
 from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
-from pagoda_daemon.nouns.messages import Ready
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest, DaemonError, RequestFailed
+from pagoda_daemon.core.messages import Ready
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
 log = structlog.get_logger()

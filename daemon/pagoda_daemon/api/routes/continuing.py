@@ -27,8 +27,8 @@ from pagoda_daemon.api.openai.replies import Head
 from pagoda_daemon.api.openai.requests import GenerationRequest
 from pagoda_daemon.api.openai.sampling import check_ids
 from pagoda_daemon.api.routes.generation import Delta, Submission
-from pagoda_daemon.nouns.errors import BadRequest, CannotContinue, DaemonError
-from pagoda_daemon.nouns.messages import Ready, RowOutput, TokenLogprob
+from pagoda_daemon.core.errors import BadRequest, CannotContinue, DaemonError
+from pagoda_daemon.core.messages import Ready, RowOutput, TokenLogprob
 
 
 class Begun(msgspec.Struct, frozen=True, omit_defaults=True):

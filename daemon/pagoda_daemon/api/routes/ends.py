@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from pagoda_daemon.api.openai.schemas import INVALID
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, Overloaded, RequestFailed, TooMany
-from pagoda_daemon.nouns.messages import Grammar, Refusal, RowOutput
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, Overloaded, RequestFailed, TooMany
+from pagoda_daemon.core.messages import Grammar, Refusal, RowOutput
 
 _FINISHED: Final = frozenset(("stop", "length"))
 _CROWDED: Final = frozenset(("queue_full", "load_shed"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
-from pagoda_daemon.nouns.errors import BadRequest, context_exceeded, shown
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest, context_exceeded, shown
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 
 

@@ -13,7 +13,7 @@ from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.api.routes.generation import Submission
 from pagoda_daemon.api.routes.prompts import check_ids, infilled, max_tokens, prompt_listed, room, truncated
-from pagoda_daemon.nouns.messages import Ready, Submit
+from pagoda_daemon.core.messages import Ready, Submit
 from pagoda_daemon.text.tokens import ModelText
 
 

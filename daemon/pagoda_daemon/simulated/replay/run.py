@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult
-from pagoda_daemon.nouns.messages import RowOutput
+from pagoda_daemon.core.batch import StepPlan, StepResult
+from pagoda_daemon.core.messages import RowOutput
 from pagoda_daemon.scheduler.admission import Arrival, expire, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits

@@ -12,10 +12,10 @@ import zmq
 import zmq.asyncio
 from pagoda_contracts.launch import KvEventsConfig
 from pagoda_contracts.prefix import Scope
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.engine.events import KvEvents, _encoded, kv_events
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.simulated.fleet.text import VOCAB
 from support.clients.kv_decoder import chain_to, decoded, picture, replay, requester
 from support.servers.local_front import NAME, local_config, local_front

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 from pagoda_contracts.metrics import BLOCK_LIFETIME
+from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.residency import Residency
-from pagoda_daemon.nouns.batch import WorkerLimits
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.process import settings
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from pagoda_contracts.launch import AdapterModule, AdaptersConfig
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import settings, stand_alone
 
 

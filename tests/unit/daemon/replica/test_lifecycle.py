@@ -19,8 +19,8 @@ import pytest
 from pagoda_contracts.launch import DaemonConfig, HealthConfig
 from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.core.messages import Submit, ToEngine
 from pagoda_daemon.health.replica import Replica as Health
-from pagoda_daemon.nouns.messages import Submit, ToEngine
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import FromEngine, Life, RowOutput, Stats, StepOutput
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import FromEngine, Life, RowOutput, Stats, StepOutput
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.scheduler.plan import plan

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import aclosing, contextmanager
 
 import pytest
+from pagoda_fetch.core import progress
+from pagoda_fetch.core.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
 from pagoda_fetch.download import pull
-from pagoda_fetch.nouns import progress
-from pagoda_fetch.nouns.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
 from support.clients.fetch_sources import PROMISING, SCHEMES, shelf
 from support.clients.fetching import LARGE, TAKEN, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub

@@ -20,10 +20,10 @@ from pagoda_daemon.api.access.roles import METHODS, NOBODY, OPEN, PEER_ROUTES, R
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.core.errors import EngineDied
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
-from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 from starlette.responses import Response
 from starlette.routing import Route

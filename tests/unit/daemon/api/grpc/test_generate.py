@@ -10,10 +10,10 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.access.caller import ROLE_CLIENT, Principal
 from pagoda_daemon.api.grpc import generate as grpc_generate
 from pagoda_daemon.api.grpc.generate import submit_of, terms_of
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Abort, Ready
+from pagoda_daemon.core.sampling import NUMBERS, OFF
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Abort, Ready
-from pagoda_daemon.nouns.sampling import NUMBERS, OFF
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB

@@ -6,8 +6,8 @@ import json
 
 import pytest
 from pagoda_daemon.api.http.lines import Mark, is_logged, throughput
+from pagoda_daemon.core.messages import Stats
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import Stats
 from structlog.testing import capture_logs
 from support.judges.refusals import CHAT, COMPLETIONS, chat, completion
 from support.servers.local_replica import NAME, local_replica, request

@@ -15,9 +15,9 @@ from pagoda_contracts.launch import TracingConfig
 from pagoda_daemon.api.http.spans import Ended, attributes, error_of, name_of, parts
 from pagoda_daemon.api.http.tracing import Complaints, tracing
 from pagoda_daemon.api.routes.openapi import OPERATIONS
+from pagoda_daemon.core.errors import ConfigRejected
+from pagoda_daemon.core.messages import Life
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.messages import Life
 from pagoda_daemon.process import settings
 from structlog.testing import capture_logs
 from support.judges.refusals import CHAT, COMPLETIONS, chat, completion

@@ -18,7 +18,7 @@ from pagoda_contracts.launch import AuthConfig, Listen, TlsConfig
 from pagoda_contracts.names import HEADER_ERROR_CODE
 from pagoda_daemon.api.http.tls import tls_context
 from pagoda_daemon.api.http.web import KnownHosts, Web, host_name, is_known, without_prefix
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from structlog.testing import capture_logs
 from support.judges.refusals import COMPLETIONS, completion
 from support.servers.certificates import mount, write_pair

@@ -7,8 +7,8 @@ from llguidance import LLTokenizer
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.openai.schemas import EXACT, FORMATS
 from pagoda_daemon.api.openai.structured import grammar_of
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
 BYTES = LLTokenizer("byte")

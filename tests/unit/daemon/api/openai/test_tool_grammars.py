@@ -9,8 +9,8 @@ from pagoda_daemon.answers.wishes import Wish
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
 from pagoda_daemon.api.openai.tool_grammars import NO_MARKS, answer_grammar
 from pagoda_daemon.api.openai.tools import Function, Tool, Toolbox
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
 FORMATS = {name: form.layout for name, form in TOOL_FORMS.items() if not form.layout.single and form.layout.values is None}

@@ -9,11 +9,11 @@ import pytest
 from pagoda_contracts.launch import AuthConfig
 from pagoda_daemon.api.access.caller import ANYBODY, Caller, Terms
 from pagoda_daemon.api.openai.trace import Traces, timing, trace
+from pagoda_daemon.core.errors import RequestNotFound
+from pagoda_daemon.core.messages import Life, RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record, Ring
-from pagoda_daemon.nouns.errors import RequestNotFound
-from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from starlette.requests import Request
 from support.servers.replica import NAME, PATIENCE_S, replica_config, start_replica
 

@@ -16,10 +16,10 @@ from pagoda_daemon.api.openai.errors import body_of, response_of, retryable
 from pagoda_daemon.api.routes import admission, completions
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded
+from pagoda_daemon.core.messages import Grammar, Reason, Refusal, RowOutput
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
-from pagoda_daemon.nouns.messages import Grammar, Reason, Refusal, RowOutput
 from support.judges.refusals import error_of
 from support.servers.local_replica import NAME, local_replica, request
 

@@ -9,11 +9,11 @@ import pytest
 from pagoda_contracts.names import ERROR_DRAINING, ERROR_OVERLOADED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 from pagoda_daemon.api.openai.errors import response_of
 from pagoda_daemon.api.routes.generation import Generator, Submission
+from pagoda_daemon.core.errors import Overloaded, RequestError, RequestFailed
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
-from pagoda_daemon.nouns.errors import Overloaded, RequestError, RequestFailed
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 
