@@ -86,7 +86,7 @@ class DeepChecks:
         except EngineDied:
             return
         except Exception:
-            log.exception("deep_check_broken")  # our own bug: the replica serves on, and the age of the last right answer tells
+            log.exception("deep_check_broken")  # our own bug: the replica serves on, and the age of the last right answer shows it
 
     async def _record(self) -> KnownAnswer | None:
         answers = [(prompt, await self._ask(prompt, margin=True)) for prompt in PROMPTS]

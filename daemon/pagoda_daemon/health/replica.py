@@ -104,7 +104,7 @@ class Replica:
         self.loop_beat = self.engine_beat = self.stepped = self.load_moved = self.born
 
     def changed(self) -> None:
-        """Tells the listeners, who decide for themselves how soon to look."""
+        """Notifies the listeners, which decide for themselves how soon to look."""
         for listener in self.listeners:
             listener()
 

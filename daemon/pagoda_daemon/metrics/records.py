@@ -60,7 +60,7 @@ class Record:
         return [self.ends.get(index, self.reason) for index in range(self.choices)]
 
     def fail(self) -> None:
-        """It ends with an error; a refusal is told as what it is."""
+        """It ends with an error; a refusal stays a refusal."""
         if self.reason != REFUSED:
             self.reason = FAILED
 

@@ -119,8 +119,8 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that clients put in `model` (default: the model's)")
     serve.add_argument("--name", action="append", help="one such name; repeatable")
     serve.add_argument("--api-key", action="append", metavar="KEY", help=f"key that clients must send; repeatable; or {ENV_API_KEY}")
-    for name, metavar, told in _LISTS:
-        serve.add_argument(name, action="append", default=[], metavar=metavar, help=told)
+    for name, metavar, help_text in _LISTS:
+        serve.add_argument(name, action="append", default=[], metavar=metavar, help=help_text)
     add_lora_flags(serve)
     serve.add_argument("--revision", help="commit, tag or branch of a model that is fetched")
     serve.add_argument("--download-dir", type=Path, help="where fetched models are kept (default: ~/.cache/pagoda/models)")

@@ -1,6 +1,6 @@
 """FaultyWorker: any worker, with faults at chosen steps. Made by `engine.build` where `DaemonConfig.testing.faults` asks, never else.
 
-Shows from the outside that a hang, an error, a broken device, a row of NaN and a dead process are told apart and told in time.
+Shows from the outside that a hang, an error, a broken device, a row of NaN and a dead process are told apart and reported in time.
 """
 
 from __future__ import annotations

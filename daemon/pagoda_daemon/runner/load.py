@@ -72,8 +72,8 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), memory_at(place, host))
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, engine.quantization or "")
-    told = computed_by(place, threads, native=why is None)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, told)
+    device = computed_by(place, threads, native=why is None)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, device)
     with place:
         weights = allocate(spec, dtype)
     places = destinations(spec, weights)

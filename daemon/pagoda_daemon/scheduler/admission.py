@@ -186,7 +186,7 @@ def _remove(state: State, request_id: str, deadline: float | None = None) -> lis
 
 
 def _remove_one(state: State, key: str) -> list[Request]:
-    """Its siblings that wait for the prompt are let go: who has answered has it computed."""
+    """Its siblings that wait for the prompt are let go: the sibling that answered has computed it."""
     request = _find(state, key)
     if request is None:
         return []

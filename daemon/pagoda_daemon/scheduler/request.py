@@ -37,7 +37,7 @@ class Course:
         if self.seated_ms is None:
             return None
         first = now_ms if self.first_token_ms is None else self.first_token_ms
-        # A step that failed tells no time, so an end may seem to come before its beginning.
+        # A step that failed has no time, so an end may seem to come before its beginning.
         waited, prefilled = self.seated_ms - self.submitted_ms, max(0.0, first - self.seated_ms)
         return Life(waited, prefilled, self.cached, self.computed, self.chunks, self.preemptions)
 

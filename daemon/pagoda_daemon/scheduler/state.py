@@ -92,7 +92,7 @@ class State:
         self.row_of: dict[str, int] = {}
         self.virtual = VirtualTokens()
         self.waiting = WaitingQueue(self.virtual)
-        self.untold: set[int] = set()  # rows whose next token brings their request's life
+        self.unreported: set[int] = set()  # rows whose next token carries their request's life
         self.deadlines: list[tuple[float, str]] = []
         self.groups: dict[str, list[str]] = {}
         self.twins: dict[str, list[Request]] = {}
@@ -168,7 +168,7 @@ class State:
         else:
             computed = self.kv.fork(row, request.chain, source, request.prompt_len - 1)
         self.rows.start(row, computed)
-        self.untold.add(row)
+        self.unreported.add(row)
         self._account(request, computed)
         return row
 
@@ -207,7 +207,7 @@ class State:
         request.tokens = self.rows.known_tokens(row)
         self.kv.close(row, request.tokens[: self.rows.computed[row]])
         self.rows.vacate(row)
-        self.untold.discard(row)
+        self.unreported.discard(row)
         self.requests[row] = None
         del self.row_of[request.key]
         self._free_rows.append(row)

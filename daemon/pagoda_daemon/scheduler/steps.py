@@ -1,4 +1,4 @@
-"""Steps: how long they took and how many tokens they computed, by bucket, and what went wrong in them. Kept by `scheduler.state`, told
+"""Steps: how long they took and how many tokens they computed, by bucket, and what went wrong in them. Kept by `scheduler.state`, sent
 with each heartbeat; a microsecond per step of decodes, ten with prompts."""
 
 from __future__ import annotations

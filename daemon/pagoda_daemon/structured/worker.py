@@ -207,7 +207,7 @@ def _prepare(tokenizer: Path, vocab_size: int, memory_fd: int) -> Matchers:
 
 
 def main() -> None:
-    """Never outlives who started it: the kernel kills it with the parent, and a closed channel ends it."""
+    """Never outlives the process that started it: the kernel kills it with the parent, and a closed channel ends it."""
     belong_to_parent()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

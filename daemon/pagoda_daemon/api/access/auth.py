@@ -35,7 +35,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Guard:
-    """`clock` tells Unix seconds."""
+    """`clock` returns Unix seconds."""
 
     def __init__(self, config: AuthConfig | None, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

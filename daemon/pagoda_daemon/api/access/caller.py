@@ -64,7 +64,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """Bounds of the tenant's quota, in tokens: `reserved` for all prompts and answers, `context` for prompt and answer, `default` for an
-    answer whose request sets no bound. None: not bounded. `reports`: the gateway is told what was used (contracts, `notes.py`)."""
+    answer whose request sets no bound. None: not bounded. `reports`: the gateway gets what was used (contracts, `notes.py`)."""
 
     reserved: int | None = None
     context: int | None = None

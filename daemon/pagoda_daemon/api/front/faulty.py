@@ -1,6 +1,6 @@
 """faulty_parts: the front's own injected faults. Called by `process.py`; without `DaemonConfig.testing.faults` it gives the real parts.
 
-Shows from the outside that a loop that stands still is noticed, and its clients are told, from another thread.
+Shows from the outside that a loop that stands still is noticed, and its clients get an error, from another thread.
 """
 
 from __future__ import annotations

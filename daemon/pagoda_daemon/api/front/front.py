@@ -107,7 +107,7 @@ class Front:
         self._web, self._tls = Web.of(config.listen, closed=self._guard.closed), tls_context(config.listen.tls)
         self._tracing = tracing(settings.tracing, settings.version, wished=config.tracing is not None)
         self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
-        # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
+        # An engine may be loaded before the tokenizer is read and the ports are open: only a replica that can be dialled is ready.
         self.replica = Replica(time.monotonic(), listening=False)
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
             self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits.of(config.health))

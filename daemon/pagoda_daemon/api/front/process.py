@@ -100,7 +100,7 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
 
     def abrupt(why: str) -> None:
         sent = front.send_final_errors(EngineDied("this replica stands still and ends"))
-        log.error("ended_abruptly", why=why, told=sent)
+        log.error("ended_abruptly", why=why, clients_answered=sent)
         _tidy(settings, process)
         os._exit(EXIT_STUCK)
 

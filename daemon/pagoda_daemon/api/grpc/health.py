@@ -1,6 +1,6 @@
 """The standard health service (grpc.health.v1), for load balancers that know nothing of Pagoda. Made by `front.py`.
 
-SERVING is what /readyz says: accepting requests. Open to all; it tells one bit. Kubelet uses the HTTP probes, which have a thread of
+SERVING is what /readyz says: accepting requests. Open to all; it shows one bit. Kubelet uses the HTTP probes, which have a thread of
 their own.
 """
 

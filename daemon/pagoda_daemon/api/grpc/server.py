@@ -133,7 +133,7 @@ def _refusing(error: DaemonError) -> Any:
 
 
 def _serving(method: Method, principal: Principal) -> Any:
-    """As a stream of requests whatever the method's kind: so the first one, and who never sends it, can be waited for with a limit."""
+    """As a stream of requests whatever the method's kind: so the wait for the first one has a limit, also if the caller never sends it."""
 
     async def serve(_requests: Any, context: Context) -> None:
         try:

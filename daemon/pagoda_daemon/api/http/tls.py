@@ -49,7 +49,7 @@ class _Renewed:
         try:
             if (signature := self._stat()) == self._signature:
                 return
-            self._signature = signature  # also of files that cannot be used, so that they are read and told of once
+            self._signature = signature  # also of files that cannot be used, so that they are read and logged once
             self._now = _loaded(self._config)
             log.info("certificate_renewed", path=self._config.cert_file)
         except (OSError, ConfigRejected) as error:

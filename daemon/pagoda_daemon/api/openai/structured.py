@@ -122,7 +122,7 @@ def of_schema(schema: str | Schema, param: str) -> Grammar:
 
 
 def fit(schema: str | Schema, param: str, home: str = "#") -> Fitted:
-    """As `of_schema`, for whoever puts it into a larger one, or tells where it is loosened."""
+    """As `of_schema`, for callers that put it into a larger one, or report where it is loosened."""
     return fitted(schema_text(schema, param), param, home)
 
 

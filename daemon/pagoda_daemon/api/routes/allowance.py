@@ -43,6 +43,6 @@ def allowed(jobs: Sequence[Submission], allowance: Allowance, *, bounded: bool) 
 
 
 def used(usages: Usages) -> Used:
-    """What the request has used so far, as a gateway is told."""
+    """What the request has used so far, as it is reported to a gateway."""
     found = usages.usage()
     return Used(found.prompt_tokens, found.prompt_tokens_details.cached_tokens, found.completion_tokens)

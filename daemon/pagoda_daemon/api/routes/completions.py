@@ -143,7 +143,7 @@ class Generate:
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
-        """What tells the timings at the end, where they were asked for."""
+        """What reports the timings at the end, if the request asks for them."""
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 

@@ -1,4 +1,4 @@
-"""How an answer ended, as the engine tells it: the reason of one that is complete, or the error that the client is told. Pure.
+"""How an answer ended, as the engine reports it: the reason of one that is complete, or the error that the client gets. Pure.
 
 Asked by `generation` and by `api/grpc/generate.py` for every output that they hear.
 """

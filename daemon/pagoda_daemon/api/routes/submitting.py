@@ -52,7 +52,7 @@ def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context
     """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
     if box is None:
         return text.encode_chat(request.turns(), context, request.shape)
-    tool_form(text)  # whose template knows no tools is told so, instead of leaving them out
+    tool_form(text)  # a template that knows no tools is an error, instead of leaving them out
     return text.encode_chat(request.turns(), context, request.shape, box.for_template())
 
 

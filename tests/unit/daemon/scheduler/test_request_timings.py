@@ -119,7 +119,7 @@ def test_no_timings_are_kept_once_all_requests_are_gone() -> None:
         if at % 7 == 3:
             abort(d.state, str(at - 1))
     d.drain()
-    assert not d.state.untold
+    assert not d.state.unreported
     assert all(output.life is not None for outputs in d.ends.values() for output in outputs)
 
 
