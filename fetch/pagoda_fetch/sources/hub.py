@@ -92,6 +92,6 @@ class Hub:
 def _file(sibling: Any) -> RemoteFile:
     name, lfs = str(sibling.rfilename), sibling.lfs
     if sibling.size is None:
-        raise Refused(f"the hub tells no size of {name[:200]!r}")
+        raise Refused(f"the hub gives no size of {name[:200]!r}")
     checksum = Checksum("sha256", lfs.sha256) if lfs else Checksum("git", sibling.blob_id) if sibling.blob_id else None
     return RemoteFile(name, int(lfs.size if lfs else sibling.size), name, str(sibling.blob_id or ""), checksum)

@@ -69,7 +69,7 @@ class OwnedLock:
             self._lost = True
             return
         self._beats += 1
-        with suppress(OSError):  # a full disk: check() tells when it lasts
+        with suppress(OSError):  # a full disk: check() reports it when it lasts
             _sign(self._path, json.dumps([*self._me, self._beats]))
             self._signed = time.monotonic()
 

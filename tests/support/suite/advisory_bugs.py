@@ -215,7 +215,7 @@ def paths_are_rebuilt_from_the_host(patch: Patch) -> None:
 
 
 @plant
-def bugs_are_told_to_clients(patch: Patch) -> None:
+def bugs_are_reported_to_clients(patch: Patch) -> None:
     def report(_request: Any, error: Exception) -> Response:
         reply = api_errors.ErrorReply(api_errors.ErrorBody(repr(error), "server_error", None, "internal_error"))
         return Response(msgspec.json.encode(reply), 500)
@@ -230,7 +230,7 @@ def refusals_name_their_code(patch: Patch) -> None:
 
 
 @plant
-def device_errors_are_told_to_clients(patch: Patch) -> None:
+def device_errors_are_reported_to_clients(patch: Patch) -> None:
     def lose(self: Any, state: Any, failed: Any) -> None:
         ended = fail_step(state, str(failed.error))
         self._landed(state)

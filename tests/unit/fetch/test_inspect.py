@@ -26,12 +26,12 @@ def ask(tmp_path, hub):
 
 
 async def test_it_reports_sizes_and_moves_no_weights(tmp_path, hub):
-    told = await ask(tmp_path, hub)
-    assert told["weightBytes"] == sum(len(body) for name, body in FILES.items() if name.endswith(".safetensors"))
-    assert (told["files"], told["bytes"], told["revision"]) == (len(TAKEN), sum(len(FILES[name]) for name in TAKEN), COMMIT)
-    assert told["config"] == {"model_type": "llama", "hidden_size": 64}
+    report = await ask(tmp_path, hub)
+    assert report["weightBytes"] == sum(len(body) for name, body in FILES.items() if name.endswith(".safetensors"))
+    assert (report["files"], report["bytes"], report["revision"]) == (len(TAKEN), sum(len(FILES[name]) for name in TAKEN), COMMIT)
+    assert report["config"] == {"model_type": "llama", "hidden_size": 64}
     assert set(hub.sent) == {"config.json"}
-    assert len(line(told)) < LIMIT < len(json.dumps(CONFIG))
+    assert len(line(report)) < LIMIT < len(json.dumps(CONFIG))
     assert LARGE not in hub.sent
 
 

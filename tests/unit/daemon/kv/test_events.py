@@ -89,8 +89,8 @@ async def test_a_replicas_prompts_can_be_read_back_from_its_events(tmp_path, con
     assert "BlockRemoved" in kinds, "40 blocks never ran out: the run shows little"
     known = picture(batches)
     assert len(known) <= 40
-    told = {chain_to(known, one) for one, (parent, _) in known.items() if parent is None or parent in known}
-    assert any(tuple(prompts[-1][:96]) == tokens[:96] for tokens in told)
+    chains = {chain_to(known, one) for one, (parent, _) in known.items() if parent is None or parent in known}
+    assert any(tuple(prompts[-1][:96]) == tokens[:96] for tokens in chains)
 
 
 def stored(number):

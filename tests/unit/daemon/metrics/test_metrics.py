@@ -230,7 +230,7 @@ def test_goodput_counts_answers_that_met_every_target():
     def met(promise, verdict):
         return seen[("pagoda_daemon_slo_requests_total", ("met", verdict), ("slo", promise))]
 
-    assert (met("ttft", "true"), met("ttft", "false")) == (1, 2), "late and failed; who left has no opinion"
+    assert (met("ttft", "true"), met("ttft", "false")) == (1, 2), "late and failed; a client that left does not count"
     assert (met("itl", "true"), met("itl", "false")) == (2, 1)
     assert (met("all", "true"), met("all", "false")) == (1, 2)
     assert seen[("pagoda_daemon_goodput_tokens_total",)] == 5

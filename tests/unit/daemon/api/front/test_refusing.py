@@ -1,4 +1,4 @@
-"""A port that cannot be had: what a person who typed `serve` is told."""
+"""A port that cannot be had: what a person who typed `serve` sees."""
 
 from __future__ import annotations
 

@@ -201,8 +201,8 @@ def test_holders_of_different_keys_do_not_see_each_others_traces(tmp_path):
         mine = {"authorization": "Bearer ann"}
         name = httpx.post(f"{url}/completions", json=body, headers=mine, timeout=PATIENCE_S).json()["id"]
         asked = {
-            who: httpx.get(f"{url}/requests/{name}/trace", headers={"authorization": f"Bearer {who}"}, timeout=PATIENCE_S)
-            for who in ("ann", "bob", "eve")
+            key: httpx.get(f"{url}/requests/{name}/trace", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
+            for key in ("ann", "bob", "eve")
         }
         assert [answer.status_code for answer in asked.values()] == [200, 404, 401]
         never = httpx.get(f"{url}/requests/{ID}/trace", headers={"authorization": "Bearer bob"}, timeout=PATIENCE_S).json()["error"][
