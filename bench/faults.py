@@ -58,7 +58,7 @@ class Run:
 
 
 def how(client: Outcome) -> str:
-    """In what words a client was told."""
+    """The error that a client got, as text."""
     if client.error is None:
         return "whole"
     if client.error == "broken":

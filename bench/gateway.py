@@ -134,15 +134,15 @@ async def compared(chosen: argparse.Namespace, served: Side, endpoints: Sequence
         gateway = await stack.enter_async_context(ours.running())
         await closed_loop(gateway.target, "whole", 1)
         if "rates" in chosen.only:
-            out["rates"] = told(await rates([*sides, gateway], chosen.rounds, chosen.seconds))
+            out["rates"] = printed(await rates([*sides, gateway], chosen.rounds, chosen.seconds))
         if "paced" in chosen.only:
-            out["at 200 req/s"] = told(await added(served, gateway, chosen.seconds * 5))
+            out["at 200 req/s"] = printed(await added(served, gateway, chosen.seconds * 5))
         if chosen.profile:
             out["profile"] = await profiled(chosen.profile, gateway.pid, gateway.target, folder, chosen.seconds * 3)
     return out
 
 
-def told(part: dict[str, Any]) -> dict[str, Any]:
+def printed(part: dict[str, Any]) -> dict[str, Any]:
     """Shows a part when it is there, too: a whole run takes minutes."""
     print(json.dumps(part, ensure_ascii=False), file=sys.stderr, flush=True)
     return part
@@ -159,11 +159,11 @@ async def measure(chosen: argparse.Namespace) -> dict[str, Any]:
             if {"rates", "paced"} & set(chosen.only):
                 out |= await compared(chosen, Side(Target("direct", host, int(port)), process.pid), endpoints, folder)
             if "picks" in chosen.only:
-                out["picks at 500 req/s"] = told(await picks(folder, endpoints, chosen.seconds * 3))
+                out["picks at 500 req/s"] = printed(await picks(folder, endpoints, chosen.seconds * 3))
             if "idle" in chosen.only:
-                out["idle"] = told(await idle(folder, endpoints, 20))
+                out["idle"] = printed(await idle(folder, endpoints, 20))
             if "streams" in chosen.only:
-                out["open streams"] = told(await streams(folder, endpoints, 5000))
+                out["open streams"] = printed(await streams(folder, endpoints, 5000))
     return out | {"load_after": os.getloadavg()[0], "goals": GOALS}
 
 

@@ -21,11 +21,11 @@ from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 sys.path.insert(0, str(Path(__file__).parent / "common"))
 
 from engine_models import CONTEXT, MODELS, make_model
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.lora.modules import modules_of
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.lowrank import Adapter, fused
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.load import load_forward
 from pagoda_daemon.runner.model_worker import ModelWorker

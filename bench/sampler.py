@@ -16,9 +16,9 @@ from functools import partial
 
 import numpy as np
 import torch
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import GREEDY, SamplingRows, ShapedRow
-from pagoda_daemon.nouns.sampling import Sampling, Shaping, draw_of
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import GREEDY, SamplingRows, ShapedRow
+from pagoda_daemon.core.sampling import Sampling, Shaping, draw_of
 from pagoda_daemon.runner.logprobs import answer_logprobs
 from pagoda_daemon.runner.sampler import Sampler
 

@@ -15,9 +15,9 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits

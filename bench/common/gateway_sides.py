@@ -129,7 +129,7 @@ async def passing(address: str) -> None:
         await asyncio.Event().wait()
 
 
-def gateway(told: Path, options: list[str]) -> None:
+def gateway(report: Path, options: list[str]) -> None:
     """The gateway itself, whose picks are timed by the clock and by the CPU. Writes both lists, in ms, when it ends."""
     from pagoda_gateway import __main__ as program
     from pagoda_gateway.requests.router import Router
@@ -150,7 +150,7 @@ def gateway(told: Path, options: list[str]) -> None:
     try:
         program.main(options)
     finally:
-        told.write_text(json.dumps({"wall_ms": walls, "cpu_ms": cpus}))
+        report.write_text(json.dumps({"wall_ms": walls, "cpu_ms": cpus}))
 
 
 def main() -> None:

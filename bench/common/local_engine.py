@@ -21,9 +21,9 @@ from typing import Any
 
 from engine_models import CONTEXT
 from pagoda_contracts.launch import DaemonConfig
+from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.nouns.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.forward import NativeForward
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.simulated.fleet.engine import LocalWire

@@ -48,7 +48,7 @@ def named(target: str) -> str:
 
 
 def answer(service: Json, pods: list[Any], quotas: list[Any] | None) -> dict[str, Any]:
-    """What is told of a service, out of the objects; `quotas` None: they may not be read."""
+    """What is shown of a service, out of the objects; `quotas` None: they may not be read."""
     meta, status = service["metadata"], service.get("status") or {}
     namespace = meta["namespace"]
     return {

@@ -76,7 +76,7 @@ HEADER_TIER: Final = "x-pagoda-tier"
 HEADER_RESERVED_TOKENS: Final = "x-pagoda-reserved-tokens"
 HEADER_MAX_CONTEXT: Final = "x-pagoda-max-context"
 HEADER_DEFAULT_MAX_TOKENS: Final = "x-pagoda-default-max-tokens"
-# "true": the replica tells what the request used (contracts, usage.py and notes.py); in an answer: what it used.
+# "true": the replica reports what the request used (contracts, usage.py and notes.py); in an answer: what it used.
 HEADER_REPORT_USAGE: Final = "x-pagoda-report-usage"
 HEADER_USAGE: Final = "x-pagoda-usage"
 # In a refusal with ERROR_OVER_RESERVATION: how many tokens the request needs.

@@ -1,4 +1,4 @@
-"""Notes: what a replica tells a gateway beside the events of a stream, in SSE comments that the gateway takes out. Pure.
+"""Notes: what a replica sends to a gateway beside the events of a stream, in SSE comments that the gateway takes out. Pure.
 
 A gateway asks for them by HEADER_REPORT_USAGE, for tokens too by HEADER_CONTINUABLE. A note stands behind the events that it is about:
 `: pagoda more 7 2 1 {"ids":[17]}`. A gateway keeps events until their note is there, so it knows what they cost and what made them before
@@ -19,7 +19,7 @@ _LINE: Final = re.compile(rb"(more|over)(?: (\d{1,15}) (\d{1,15}) (\d{1,15}))?(?
 
 
 class Note(NamedTuple):
-    """`state`: the stream goes on; it is complete; or the replica cannot go on, and the events before the note tell the error. `used`: so
+    """`state`: the stream goes on; it is complete; or the replica cannot go on, and the events before the note hold the error. `used`: so
     far. `answered`: the tokens of the events, as the replica that continues the stream reads them; empty if no token made the events."""
 
     state: State = "more"

@@ -1,4 +1,4 @@
-"""What a request has used, as a replica tells a gateway: in a header of a whole answer, in notes of a stream (notes.py). Pure."""
+"""What a request has used, as a replica reports it to a gateway: in a header of a whole answer, in notes of a stream (notes.py). Pure."""
 
 from __future__ import annotations
 

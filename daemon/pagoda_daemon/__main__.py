@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_daemon.nouns.errors import DaemonError, PermanentError
+from pagoda_daemon.core.errors import DaemonError, PermanentError
 from pagoda_daemon.process.logs import SteadyLoggerFactory
 
 log = structlog.get_logger()

@@ -102,7 +102,7 @@ def run_prune(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say 
 
 
 def write_schemas(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")], name: Name = "dev") -> None:
-    """Write a JSON schema of every kind the cluster serves, installed CRDs too. Prints what kubeconform wants to be told."""
+    """Write a JSON schema of every kind the cluster serves, installed CRDs too. Prints the options that kubeconform needs."""
     spec = require_running(from_environment(), name)
     if spec.provider == KIND:
         raise UsageError("schemas are read with a key that kind keeps to itself: use --provider native")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_fetch.nouns.errors import FetchError, Permanent
+from pagoda_fetch.core.errors import FetchError, Permanent
 from pagoda_fetch.serve.shown import StandardError
 
 if TYPE_CHECKING:

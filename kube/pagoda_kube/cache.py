@@ -43,7 +43,7 @@ Changed = Callable[[Key, V | None, V | None], None]
 
 
 class Cache(Generic[V]):
-    """`changed` is told of each object whose value became another one: its key, the value before and after; None where there is none."""
+    """`changed` is called for each object whose value became another one: its key, the value before and after; None where there is none."""
 
     def __init__(self, changed: Changed[V] = lambda _key, _before, _after: None) -> None:
         self._changed = changed
@@ -120,7 +120,7 @@ class Cache(Generic[V]):
         return changed
 
     def _is_newer(self, key: Key, listed: int | None) -> bool:
-        """Whether something was told of an object that is newer than a list."""
+        """Whether something is known of an object that is newer than a list."""
         known = self._known.get(key)
         newest = max(self._ended.get(key, -1), known.number if known is not None and known.number is not None else -1)
         return listed is not None and newest > listed

@@ -105,7 +105,7 @@ class Reflector(Generic[V]):
             if not (page := part.metadata.continue_):
                 break
         found = self._cache.take_list(items, part.metadata.resource_version, since)
-        if found and self._listed:  # what a watch was about to tell is among it
+        if found and self._listed:  # what a watch was about to send is among it
             log.info("list_found_more", path=self._kind.path, objects=found)
         self._listed = True
         self._signs.listed()

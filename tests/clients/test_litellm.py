@@ -20,27 +20,27 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 
 
 @pytest.fixture(scope="module")
-def told(short: Replica, with_tools: Replica) -> Any:
+def output(short: Replica, with_tools: Replica) -> Any:
     return run_program("litellm", api(short), NAME, api(with_tools), NAME)
 
 
-def test_a_context_overflow_is_litellms_own_error(told: Any) -> None:
-    assert told["refused"]["error"] == "ContextWindowExceededError"
-    assert "This model's maximum context length is 64 tokens" in told["refused"]["message"]
+def test_a_context_overflow_is_litellms_own_error(output: Any) -> None:
+    assert output["refused"]["error"] == "ContextWindowExceededError"
+    assert "This model's maximum context length is 64 tokens" in output["refused"]["message"]
 
 
-def test_the_router_falls_back_to_the_longer_context(told: Any) -> None:
-    assert told["fallback"]["prompt_tokens"] > 64
-    assert told["fallback"]["completion_tokens"] == 4
+def test_the_router_falls_back_to_the_longer_context(output: Any) -> None:
+    assert output["fallback"]["prompt_tokens"] > 64
+    assert output["fallback"]["completion_tokens"] == 4
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(told: Any) -> None:
-    assert told["streamed"] == {"same": True, "completion_tokens": 8}
+def test_a_stream_is_the_whole_answer_in_pieces(output: Any) -> None:
+    assert output["streamed"] == {"same": True, "completion_tokens": 8}
 
 
-def test_a_required_tool_is_called(told: Any) -> None:
-    assert told["called"][1:] == ["now"]
+def test_a_required_tool_is_called(output: Any) -> None:
+    assert output["called"][1:] == ["now"]
 
 
-def test_inputs_are_embedded(told: Any) -> None:
-    assert told["embedded"] == [8, 8]
+def test_inputs_are_embedded(output: Any) -> None:
+    assert output["embedded"] == [8, 8]

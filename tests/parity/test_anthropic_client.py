@@ -20,8 +20,8 @@ from pagoda_contracts.launch import AuthConfig
 from pagoda_contracts.names import ERROR_DRAINING, HEADER_ERROR_CODE, HEADER_SHOULD_RETRY
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.access.auth import Guard
+from pagoda_daemon.core.errors import Draining, EngineDied
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import Draining, EngineDied
 from pydantic import BaseModel, TypeAdapter
 from support.servers.local_replica import NAME, local_replica
 from support.servers.scripted_engine import Engine, fails, ready_replica, refuses, replica_with_scripted_engine, says

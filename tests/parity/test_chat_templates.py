@@ -8,7 +8,7 @@ import jinja2
 import msgspec
 import pytest
 from pagoda_daemon.api.openai.messages import Message, turns
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 from pagoda_daemon.text import template_worker
 from pagoda_daemon.text.template_worker import Done, Job, attempt
 from pagoda_daemon.text.templates import ChatTemplate

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
+from pagoda_daemon.core.batch import StepPlan, StepResult
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.model.config import read_spec
-from pagoda_daemon.nouns.batch import StepPlan, StepResult
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.answer import wanted_logits
 from pagoda_daemon.runner.fixed import passes
 from pagoda_daemon.runner.model_worker import ModelWorker

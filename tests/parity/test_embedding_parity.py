@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_kernels.cpu.native import missing
 from support.engine.drive import Drive

@@ -52,7 +52,7 @@ class Bench:
         for replica in replicas:
             replica.seen.clear()
 
-    async def told(self) -> tuple[int, str | None]:
+    async def answer(self) -> tuple[int, str | None]:
         """The status of a request, and the name of the replica that answered it."""
         async with self.post(_body(0)) as answer:
             return answer.status, (await answer.json())["replica"] if answer.status == 200 else None
@@ -62,13 +62,13 @@ class Bench:
         async with asyncio.timeout(120):
             while await asyncio.to_thread(self.envoy.gauge, "cluster.picker.membership_healthy") != healthy:
                 await asyncio.sleep(0.05)
-        return await self.told()
+        return await self.answer()
 
     def post(self, body: bytes, path: str = "/v1/completions", **headers: str) -> Any:
-        told = {"authorization": f"Bearer {KEY.text}", "content-type": "application/json"} | {
+        headers = {"authorization": f"Bearer {KEY.text}", "content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
         }
-        return self.client.post(self.envoy.url + path, data=io.BytesIO(body), headers={k: v for k, v in told.items() if v})
+        return self.client.post(self.envoy.url + path, data=io.BytesIO(body), headers={k: v for k, v in headers.items() if v})
 
 
 def _body(size: int) -> bytes:
@@ -164,9 +164,9 @@ async def test_a_stream_passes_event_by_event_without_the_replicas_comments(benc
         begun.set()
         assert await answer.read() == b"data: 2\n\ndata: [DONE]\n\n"
     async with asyncio.timeout(120):
-        while 'kind="answer",' not in (told := await asyncio.to_thread(bench.gateway.scrape)):
+        while 'kind="answer",' not in (text := await asyncio.to_thread(bench.gateway.scrape)):
             await asyncio.sleep(0.02)
-    assert 'tenant="acme"' in told
+    assert 'tenant="acme"' in text
 
 
 async def test_trailers_pass_in_both_directions(bench, replicas):
@@ -222,7 +222,7 @@ async def test_a_frozen_and_a_killed_picker_cost_an_error_or_the_pick_as_envoy_i
                 expected = (503, None) if failure == "closed" else (200, "b")
                 await bench.serve(replicas[0])
                 gateway.process.send_signal(signal.SIGSTOP)
-                assert (await bench.told())[0] == 503  # Envoy keeps no copy of a body that it has sent to the picker
+                assert (await bench.answer())[0] == 503  # Envoy keeps no copy of a body that it has sent to the picker
                 assert await bench.sees_picker(healthy=0) == expected
                 gateway.process.send_signal(signal.SIGCONT)
                 assert await bench.sees_picker(healthy=1) == (200, "a")

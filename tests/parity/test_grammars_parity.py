@@ -6,8 +6,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.nouns.messages import Grammar, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.messages import Grammar, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.model_worker import ModelWorker
 from support.engine.constrained import drawn_schema, local_engine, schema_grammar

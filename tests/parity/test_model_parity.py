@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan, StepResult
-from pagoda_daemon.nouns.messages import Loading, Ready, Shutdown, StepOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan, StepResult
+from pagoda_daemon.core.messages import Loading, Ready, Shutdown, StepOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.plan import plan

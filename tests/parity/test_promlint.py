@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from pagoda_contracts import metrics as names
+from pagoda_daemon.core.messages import Life, Ready, RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition, Slo
-from pagoda_daemon.nouns.messages import Life, Ready, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 
 MODULE = Path(__file__).parents[2] / "devcluster"
 # What a name that others read forces on us: a colon in every one of vLLM's, and its histogram that is called a total.

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.nouns.batch import ShapedRow
-from pagoda_daemon.nouns.sampling import Shaping
+from pagoda_daemon.core.batch import ShapedRow
+from pagoda_daemon.core.sampling import Shaping
 from pagoda_daemon.runner.draw import Drawing, _least
 from pagoda_daemon.runner.logprobs import answer_logprobs
 from pagoda_daemon.runner.shaping import Shaper

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.nouns.batch import LAST_SAMPLED
-from pagoda_daemon.nouns.messages import TokenLogprob
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import LAST_SAMPLED
+from pagoda_daemon.core.messages import TokenLogprob
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.runner.model_worker import ModelWorker
 from support.engine.drive import Drive
 from support.engine.tiny_families import VOCAB, make_model

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 SMALL, LARGE = 16_000, 512_000
 # Of CPU time. The dearest body, lists of ids, takes 0.2 us per byte here; a quadratic one of 180 KB took 80.

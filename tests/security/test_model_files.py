@@ -10,12 +10,12 @@ from typing import Any
 import jinja2
 import msgspec
 import pytest
+from pagoda_daemon.core.errors import ModelRejected
+from pagoda_daemon.core.messages import Abort, ToEngine
 from pagoda_daemon.engine.wire import Wire
 from pagoda_daemon.model import loader
 from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.files import read_header
-from pagoda_daemon.nouns.errors import ModelRejected
-from pagoda_daemon.nouns.messages import Abort, ToEngine
 from pagoda_daemon.text.template_worker import environment
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pagoda_contracts.prefix import Scope, root, token_hashes
-from pagoda_daemon.nouns.batch import WorkerLimits
+from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.drive import Drive
 from support.engine.toy_model import VOCAB

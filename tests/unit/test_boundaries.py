@@ -29,7 +29,7 @@ CASES = [
     ("pagoda_gateway.routing.pick", TORCH | CLUSTER | HTTP),
     ("pagoda_fetch.__main__", TORCH | CLUSTER | {"obstore", "huggingface_hub", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
     ("pagoda_fetch.serve.sidecar", TORCH | CLUSTER | {"starlette", "aiohttp", "zmq", "pagoda_daemon", "pagoda_operator", "pagoda_sizing"}),
-    ("pagoda_fetch.nouns.listing", TORCH | CLUSTER | HTTP | {"obstore", "huggingface_hub", "httpx2"}),
+    ("pagoda_fetch.core.listing", TORCH | CLUSTER | HTTP | {"obstore", "huggingface_hub", "httpx2"}),
     ("pagoda_sizing.plan", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
     ("pagoda_sizing.tables", TORCH | CLUSTER | HTTP | {"numpy", "typer", "rich", "pagoda_cli"}),
     ("pagoda_cli.__main__", TORCH | CLUSTER | HTTP | {"typer", "rich", "pagoda_daemon", "pagoda_operator", "pagoda_gateway"}),

@@ -16,7 +16,7 @@ import msgspec
 from pagoda_daemon.answers.scanner import Braces, MarkedScanner
 from pagoda_daemon.answers.wishes import Wish
 
-_MAX_HEAD: Final = 512  # a name has 128 characters: who has not written it by then writes no call that can be streamed
+_MAX_HEAD: Final = 512  # a name has 128 characters: an answer without it by then is no call that can be streamed
 _NAME: Final = r'"(?:[^"\\]|\\.)+"'
 
 

@@ -25,7 +25,7 @@ from pagoda_daemon.bench.flags import Settings, parse
 from pagoda_daemon.bench.load import Load, Run
 from pagoda_daemon.bench.statistics import figures, summary
 from pagoda_daemon.bench.table import table
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 
 _LATE_S: Final = 0.05  # by which a client that is itself too slow shows
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 
 NAMES: Final = ("random", "sharegpt", "custom")
 _LEAST_TURN: Final = 4  # tokens: vLLM leaves out conversations that are shorter, or longer than the next two

@@ -17,7 +17,7 @@ import aiohttp
 from pagoda_daemon.bench.client import Target, ask
 from pagoda_daemon.bench.datasets import Sample
 from pagoda_daemon.bench.statistics import Outcome
-from pagoda_daemon.nouns.errors import NotStarted
+from pagoda_daemon.core.errors import NotStarted
 
 _LONGEST_S: Final = 6 * 3600.0
 _AGAIN_S: Final = 1.0
@@ -49,15 +49,15 @@ def session() -> aiohttp.ClientSession:
 
 async def wait_ready(opened: aiohttp.ClientSession, target: Target, sample: Sample, patience_s: float) -> None:
     """Until the endpoint answers this request; NotStarted says why it does not. A refusal that waiting cannot change ends at once."""
-    deadline, told = time.monotonic() + patience_s, False
+    deadline, announced = time.monotonic() + patience_s, False
     while (outcome := await ask(opened, target, target.body_of(sample), sample)).error:
         if _for_good(outcome.status):
             raise NotStarted(f"{target.url} refuses the first request: {outcome.error}")
         if time.monotonic() + _AGAIN_S > deadline:
             raise NotStarted(f"{target.url} does not answer: {outcome.error}")
-        if not told:
+        if not announced:
             sys.stderr.write(f"waiting for {target.url} for up to {patience_s:g} s: {outcome.error}\n")
-            told = True
+            announced = True
         await asyncio.sleep(_AGAIN_S)
 
 

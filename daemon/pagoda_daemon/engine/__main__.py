@@ -89,7 +89,7 @@ def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
 def _read_config(path: Path) -> DaemonConfig:
     from pagoda_contracts.launch import DaemonConfig
 
-    from pagoda_daemon.nouns.errors import ConfigRejected
+    from pagoda_daemon.core.errors import ConfigRejected
 
     try:
         return DaemonConfig.model_validate_json(path.read_bytes())

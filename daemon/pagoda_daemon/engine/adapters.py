@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import structlog
 
-from pagoda_daemon.nouns.errors import AdapterMissing, AdapterRejected
-from pagoda_daemon.nouns.messages import AdapterLoaded, AdapterUse, LoadAdapter, ReleaseAdapter
+from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected
+from pagoda_daemon.core.messages import AdapterLoaded, AdapterUse, LoadAdapter, ReleaseAdapter
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.scheduler.state import State
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, EngineDied, ModelRejected, PermanentError
-from pagoda_daemon.nouns.messages import Failed
+from pagoda_daemon.core.errors import ConfigRejected, DaemonError, EngineDied, ModelRejected, PermanentError
+from pagoda_daemon.core.messages import Failed
 
 
 def cause_of(code: int, failed: Failed | None) -> DaemonError:

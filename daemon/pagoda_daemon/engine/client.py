@@ -19,15 +19,8 @@ import structlog
 import zmq
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
-from pagoda_daemon.engine.calls import Calls
-from pagoda_daemon.engine.cause import cause_of
-from pagoda_daemon.engine.ended import end_of
-from pagoda_daemon.engine.start import Wires
-from pagoda_daemon.engine.stream import Stream
-from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.metrics.tokens import TokenMeter
-from pagoda_daemon.nouns.errors import DaemonError, EngineDied, NotRead
-from pagoda_daemon.nouns.messages import (
+from pagoda_daemon.core.errors import DaemonError, EngineDied, NotRead
+from pagoda_daemon.core.messages import (
     Abort,
     AdapterLoaded,
     DeepCheckAnswer,
@@ -46,6 +39,13 @@ from pagoda_daemon.nouns.messages import (
     Submit,
     ToEngine,
 )
+from pagoda_daemon.engine.calls import Calls
+from pagoda_daemon.engine.cause import cause_of
+from pagoda_daemon.engine.ended import end_of
+from pagoda_daemon.engine.start import Wires
+from pagoda_daemon.engine.stream import Stream
+from pagoda_daemon.health.replica import Replica
+from pagoda_daemon.metrics.tokens import TokenMeter
 from pagoda_daemon.process.parent import DUMP_STACKS
 
 log = structlog.get_logger()

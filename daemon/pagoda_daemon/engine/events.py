@@ -2,7 +2,7 @@
 
 PUB: [topic, sequence as 8 bytes big-endian, msgpack]. The msgpack is an array [time, [event, …], rank], an event an array that begins with
 its kind: ["BlockStored", hashes, parent, token ids, block size, adapter id, medium, adapter digest], ["BlockRemoved", hashes, medium],
-["AllBlocksCleared"]. ROUTER: who sends a sequence number gets every batch kept from there on as [sequence, msgpack], and then
+["AllBlocksCleared"]. ROUTER: a reader that sends a sequence number gets every batch kept from there on as [sequence, msgpack], and then
 [-1, nothing].
 
 No reader can slow the engine: one that does not read loses batches, sees the gap in the sequence, and asks for them. What is kept is
@@ -24,8 +24,8 @@ import structlog
 import zmq
 from pagoda_contracts.launch import DaemonConfig, KvEventsConfig
 
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.scheduler.state import State
 
 
@@ -114,20 +114,20 @@ class KvEvents:
         if len(frames) != 3 or len(frames[2]) != 8:
             log.warning("kv_replay_refused", reason="a request is an empty frame and 8 bytes of a sequence number", frames=len(frames))
             return
-        who, _, begin = frames
+        reader, _, begin = frames
         try:
-            self._send_from(who, int.from_bytes(begin, "big"))
+            self._send_from(reader, int.from_bytes(begin, "big"))
         except zmq.ContextTerminated:
             raise
         except zmq.ZMQError as error:  # gone, or not reading
             log.info("kv_replay_cut", reason=str(error))
 
-    def _send_from(self, who: bytes, begin: int) -> None:
+    def _send_from(self, reader: bytes, begin: int) -> None:
         while batches := self._from(begin):
             for number, payload in batches:
-                self._replay.send_multipart((who, b"", number.to_bytes(8, "big"), payload))
+                self._replay.send_multipart((reader, b"", number.to_bytes(8, "big"), payload))
             begin = batches[-1][0] + 1
-        self._replay.send_multipart((who, b"", _END, b""))
+        self._replay.send_multipart((reader, b"", _END, b""))
 
     def _from(self, begin: int) -> list[tuple[int, bytes]]:
         """Some of the kept ones: the loop shall not wait for a long copy."""

@@ -6,8 +6,8 @@ from typing import Final
 
 from pagoda_contracts.names import EXIT_PERMANENT
 
-from pagoda_daemon.nouns.errors import PermanentError
-from pagoda_daemon.nouns.messages import Failed, FromEngine
+from pagoda_daemon.core.errors import PermanentError
+from pagoda_daemon.core.messages import Failed, FromEngine
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.grammars import finish, offer, refuse_compiling, take_unwatched
 from pagoda_daemon.scheduler.request import choice_key
 from pagoda_daemon.scheduler.state import State
@@ -77,7 +77,7 @@ class Grammars:
         return self._pool is not None
 
     def planned(self, state: State, now_ms: float) -> None:
-        """After each plan: who was given a row needs a matcher."""
+        """After each plan: a request that got a row needs a matcher."""
         if self._pool is not None and state.unwatched:
             for request in take_unwatched(state):
                 if request.grammar is not None:
@@ -86,7 +86,7 @@ class Grammars:
             self._pool.push(now_ms)
 
     def advance(self, outputs: Iterable[RowOutput], now_ms: float) -> None:
-        """What the front is told of, the matchers are."""
+        """The matchers follow the outputs that the front gets."""
         pool = self._pool
         if pool is None:
             return
@@ -132,7 +132,7 @@ class Grammars:
 
 
 def _broken(ended: list[RowOutput], *, own: bool) -> list[RowOutput]:
-    """What its own grammar ended is told like a grammar that was refused at once."""
+    """An answer that its own grammar ended is reported like a grammar that was refused at once."""
     if not own:
         return ended
     return [msgspec.structs.replace(row, refusal=Refusal("grammar", 0.0, row.error or "")) for row in ended]

@@ -1,4 +1,4 @@
-"""Engine: the loop of the engine process. Hears the front, plans, lets the device compute, commits, tells the front.
+"""Engine: the loop of the engine process. Hears the front, plans, lets the device compute, commits, reports to the front.
 
 Called by `engine.__main__`; everything that decides is in `scheduler`, everything that computes in `runner`. While loading and
 while a step computes the loop keeps listening and beating; when idle it blocks in one poll.
@@ -15,14 +15,8 @@ from typing import Protocol, assert_never
 import structlog
 from pagoda_contracts.launch import EngineConfig
 
-from pagoda_daemon.engine.adapters import AdapterLoads, uses
-from pagoda_daemon.engine.build import Progress
-from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
-from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, exit_code, failure
-from pagoda_daemon.engine.grammars import Grammars, MakePool
-from pagoda_daemon.engine.wire import EngineWire
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import (
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import (
     Abort,
     AdapterLoaded,
     DeepCheckAnswer,
@@ -42,6 +36,12 @@ from pagoda_daemon.nouns.messages import (
     Tally,
     ToEngine,
 )
+from pagoda_daemon.engine.adapters import AdapterLoads, uses
+from pagoda_daemon.engine.build import Progress
+from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
+from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, exit_code, failure
+from pagoda_daemon.engine.grammars import Grammars, MakePool
+from pagoda_daemon.engine.wire import EngineWire
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, abort, expire, knows, submit
@@ -61,7 +61,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CacheEvents(Protocol):
-    """Who tells others what becomes of blocks."""
+    """Reports to readers outside which blocks were stored and removed."""
 
     def begin(self, state: State) -> None:
         """Before the first block is used."""
@@ -103,7 +103,7 @@ class Engine:
         wire.watch(self._device.fileno())
 
     def publish(self, events: CacheEvents | None) -> None:
-        """Has what becomes of blocks told to others, from the start; to be called before `run`."""
+        """Reports changes of the cache through `events`, from the start; to be called before `run`."""
         self._events = events
 
     def run(self, orphaned: Callable[[], bool]) -> int:
@@ -118,7 +118,7 @@ class Engine:
                 self._take(outcome)
             if self._state is not None:
                 self._constrain(self._state)
-                self._tell(*self._adapters.hear(self._state))
+                self._send_answers(*self._adapters.hear(self._state))
             self._next()
             if self._clock_ms() - self._beat_ms >= IDLE_BEAT_MS:
                 self._beat()
@@ -141,9 +141,9 @@ class Engine:
             case _ if self._state is None:
                 self._early.append(message)
             case DeepCheckPrompt():
-                self._tell(take_in(self._state, message))
+                self._send_answers(take_in(self._state, message))
             case LoadAdapter() | ReleaseAdapter():
-                self._tell(self._adapters.take(self._state, message))
+                self._send_answers(self._adapters.take(self._state, message))
             case Submit():
                 self._submit(self._state, message)
             case Abort():
@@ -205,7 +205,7 @@ class Engine:
             _log.warning("slow_step", **slow)
         if self._events is not None:
             self._events.publish_changes(state)
-        self._tell(state.take_deep_check_answer())
+        self._send_answers(state.take_deep_check_answer())
         if state.idle:
             # Off anyone's critical path, and a leak shows at the first pause instead of hours later as a full pool.
             state.check()
@@ -217,7 +217,7 @@ class Engine:
         what = f"{type(failed.error).__name__}: {failed.error}"
         _log.error("step failed", error=what, alive=failed.alive, requests=[row.request_id for row in ended], exc_info=failed.error)
         self._send_outputs(state, ended)
-        self._tell(state.take_deep_check_answer())
+        self._send_answers(state.take_deep_check_answer())
         if not failed.alive:
             self._fail(RuntimeError(f"the worker fails its probe after: {what}"))
 
@@ -257,7 +257,7 @@ class Engine:
             self._wire.send(StepOutput(tuple(outputs), state.stats()))
             self._grammars.advance(outputs, self._clock_ms())
 
-    def _tell(self, *answers: DeepCheckAnswer | AdapterLoaded | None) -> None:
+    def _send_answers(self, *answers: DeepCheckAnswer | AdapterLoaded | None) -> None:
         for answer in answers:
             if answer is not None:
                 self._wire.send(answer)
@@ -271,10 +271,10 @@ class Engine:
         else:
             stats, tally = state.stats(), state.tally()
             predicted, cost = state.predicted_step_ms(), state.step_cost.parts_us()
-            self._tell_cache(state)
+            self._send_cache_changes(state)
         self._wire.send(Heartbeat(int(self._beat_ms), int(self._step_started_ms), predicted, stats, tally, cost, adapters))
 
-    def _tell_cache(self, state: State) -> None:
+    def _send_cache_changes(self, state: State) -> None:
         """What the cache has and lost since the last beat. Nothing is done if no reader asked."""
         resident, evicted = state.kv.text_prefixes.take()
         if resident or evicted:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 
 _MAX_IPC_PATH: Final = 107  # sun_path of a Unix socket, less its NUL
 # Compute threads that spin starve a 500 ms heartbeat on two cores. glibc gives every freed megabyte back to the kernel, on the device's

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pagoda_daemon.nouns.errors import DaemonError
-from pagoda_daemon.nouns.messages import RowOutput
+from pagoda_daemon.core.errors import DaemonError
+from pagoda_daemon.core.messages import RowOutput
 
 
 class Stream:

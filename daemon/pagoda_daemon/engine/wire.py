@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from pagoda_daemon.nouns.messages import FromEngine, ToEngine
+from pagoda_daemon.core.messages import FromEngine, ToEngine
 
 # Long enough for a front on a busy machine to take the last word (why the engine failed), short enough not to look hung.
 _LINGER_MS = 2000

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from pagoda_daemon.core.errors import EngineDied
+from pagoda_daemon.core.messages import DeepCheckAnswer
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import DeepCheckAnswer
 
 log = structlog.get_logger()
 
@@ -86,7 +86,7 @@ class DeepChecks:
         except EngineDied:
             return
         except Exception:
-            log.exception("deep_check_broken")  # our own bug: the replica serves on, and the age of the last right answer tells
+            log.exception("deep_check_broken")  # our own bug: the replica serves on, and the age of the last right answer shows it
 
     async def _record(self) -> KnownAnswer | None:
         answers = [(prompt, await self._ask(prompt, margin=True)) for prompt in PROMPTS]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
-from pagoda_daemon.nouns.errors import StaleOrder
+from pagoda_daemon.core.errors import StaleOrder
 
 
 class Until(NamedTuple):

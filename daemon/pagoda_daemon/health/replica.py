@@ -23,9 +23,9 @@ from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
+from pagoda_daemon.core.messages import AdapterUse, Ready, Stats, Tally
 from pagoda_daemon.health.drain import Drain
 from pagoda_daemon.health.prefixes import PrefixBook
-from pagoda_daemon.nouns.messages import AdapterUse, Ready, Stats, Tally
 
 
 class Limits(NamedTuple):
@@ -104,7 +104,7 @@ class Replica:
         self.loop_beat = self.engine_beat = self.stepped = self.load_moved = self.born
 
     def changed(self) -> None:
-        """Tells the listeners, who decide for themselves how soon to look."""
+        """Notifies the listeners, which decide for themselves how soon to look."""
         for listener in self.listeners:
             listener()
 

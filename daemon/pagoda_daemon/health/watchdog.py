@@ -1,7 +1,7 @@
 """Watchdog: a thread that ends a replica which makes no progress, so that its clients hear of it and kubelet starts it anew.
 
 Started by `api/front/process.py` in a real front process, never by a simulated one. It asks the same verdict as /livez, hence kubelet and
-it cannot disagree. What is done then is the caller's: where the front's loop still turns the engine is condemned and everyone is told in
+it cannot disagree. What is done then is the caller's: if the front's loop still turns, the engine is condemned and clients are answered in
 the usual way, else the final errors are written from here. Should the interpreter itself be stuck, no Python runs: a timer of C, wound up
 by this thread, writes the stacks and exits.
 """

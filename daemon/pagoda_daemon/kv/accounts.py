@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.index import Match, PrefixIndex
 from pagoda_daemon.kv.ledger import BlockLedger
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.tables import BlockTables
 from pagoda_daemon.kv.text_prefixes import TextPrefixes
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import WorkerLimits
 
 NO_MATCH = Match()
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from pagoda_contracts.prefix import Scope, packed_hashes, root
 
-from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.core.arrays import Ints
 
 
 class Chain:

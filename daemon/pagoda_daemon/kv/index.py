@@ -4,7 +4,7 @@ A full block's name is the chained hash of all tokens up to its end (contracts, 
 a half-filled one has no name and is known only as a child of the block before it. Children also serve requests that leave a known
 beginning in the middle of a block: the common part is copied (copy-on-write), the rest computed.
 
-Names are made when they tell something apart. What a request computed is filed as a *run*: only its first block can be looked up, by the
+Names are made when they tell blocks apart. What a request computed is filed as a *run*: only its first block can be looked up, by the
 block before it and its first tokens; the others follow it without a name. As soon as a request looks for that beginning, or files another
 one like it, as much of the run is named as both have in common. Most runs are never looked up again and go as they came: naming all of
 them took a fifth of the core's time.
@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from pagoda_contracts.prefix import HASH_BYTES, packed_hashes
 
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.kv.chain import Chain, packed
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Ints
 
 # A beginning that thousands of prompts share may have thousands of children that go on alike; the latest ones are the likeliest.
 _LOOK_AT = 16
@@ -74,7 +74,7 @@ class PrefixIndex:
         for number in range(tokens.size // self.block_size):
             piece = pieces[number * width : (number + 1) * width]
             child = self._children.get(parent + piece[:begin])
-            if child is None or not self._told_apart(child, piece):
+            if child is None or not self._named_apart(child, piece):
                 break
             name = chain.name(number, piece)
             block = self._block_of.get(name)
@@ -85,8 +85,8 @@ class PrefixIndex:
         at = len(blocks) * self.block_size
         return Match(tuple(blocks), *self._nearest_child(parent, tokens[at : at + self.block_size]))
 
-    def _told_apart(self, child: int | dict[int, None], piece: bytes) -> bool:
-        """Whether names tell who of those at a place holds `piece`. An only child without a name gets one if it does."""
+    def _named_apart(self, child: int | dict[int, None], piece: bytes) -> bool:
+        """Whether the names show which of the blocks at a place holds `piece`. An only child without a name gets one if it does."""
         run = self._run[child] if isinstance(child, int) else None
         if run is None or not isinstance(child, int):
             return True
@@ -161,7 +161,7 @@ class PrefixIndex:
                 continue
             other = self._run[there] if isinstance(there, int) else None
             if other is not None:
-                todo.append((parent, filed))  # who was here before is named first, and keeps its block
+                todo.append((parent, filed))  # the run that was here before is named first, and keeps its block
                 filed, name = other, self._pop_head(other, place)
             else:
                 name = self._pop_head(filed, place)

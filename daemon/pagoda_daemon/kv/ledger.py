@@ -1,5 +1,5 @@
 """BlockLedger: what becomes of blocks, for those outside who keep a picture of this cache. Made by the engine where events are wanted,
-told by `kv.accounts`; pure. Who wants no events has no ledger: nothing is done for them then.
+fed by `kv.accounts`; pure. Without a reader of events there is no ledger, and nothing is done for them.
 
 A content is stored when its first block is known and removed with its last one. Hashes are the last 8 bytes of the blocks' names as a
 number, the form that vLLM's readers expect.
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.kv.chain import Chain
-from pagoda_daemon.nouns.arrays import Ints
 
 
 class Stored(NamedTuple):

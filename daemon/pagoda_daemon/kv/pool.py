@@ -13,8 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
+from pagoda_daemon.core.errors import DaemonError
 from pagoda_daemon.kv.residency import Residency
-from pagoda_daemon.nouns.errors import DaemonError
 
 
 class BrokenAccountsError(DaemonError):

@@ -12,7 +12,7 @@ from typing import Final
 
 from pagoda_contracts.metrics import BLOCK_IDLE, BLOCK_LIFETIME, BLOCK_REUSE_GAP
 
-from pagoda_daemon.nouns.messages import Residence
+from pagoda_daemon.core.messages import Residence
 
 _WATCHED: Final = 1024
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.kv.pool import BlockPool
-from pagoda_daemon.nouns.arrays import Ints
 
 
 class BlockTables:

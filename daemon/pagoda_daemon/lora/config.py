@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pagoda_daemon.core.errors import AdapterRejected
 from pagoda_daemon.lora.patterns import Pattern, safe_pattern
-from pagoda_daemon.nouns.errors import AdapterRejected
 
 ALL_LINEAR: Final = "all-linear"
 _LARGEST_RANK: Final = 1024

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pagoda_daemon.nouns.errors import AdapterMissing, AdapterRejected
+from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

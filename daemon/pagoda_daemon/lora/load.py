@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from pagoda_daemon.core.errors import AdapterRejected, ModelRejected
 from pagoda_daemon.lora.config import AdapterConfig, parse_config
 from pagoda_daemon.lora.content import WEIGHTS, Content, read_content
 from pagoda_daemon.lora.modules import Module, modules_of, refuse_unknown
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.files import DTYPES, Stored, header_of, read_into, staging_buffer
 from pagoda_daemon.model.lowrank import Adapter, LowRank, Part, fused
-from pagoda_daemon.nouns.errors import AdapterRejected, ModelRejected
 
 _MOST_HEADER: Final = 2**24
 _WIDEST: Final = 4  # bytes of a number

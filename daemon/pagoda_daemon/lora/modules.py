@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from pagoda_daemon.core.errors import AdapterRejected
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Part
-from pagoda_daemon.nouns.errors import AdapterRejected
 
 _PREFIX: Final = "base_model.model."
 _KEY: Final = re.compile(r"base_model\.model\.(?P<module>[\w.]{1,200})\.lora_[AB]\.weight")

@@ -11,7 +11,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from pagoda_daemon.nouns.errors import AdapterRejected
+from pagoda_daemon.core.errors import AdapterRejected
 
 MAX_PATTERN: Final = 1000
 _LIMITS: Final = LLParserLimits(

@@ -1,4 +1,4 @@
-"""What the front counts, and how it is told: `counts` (per request), `tokens` (per step), `http`, `records` (the latest requests), and
+"""What the front counts, and how it is reported: `counts` (per request), `tokens` (per step), `http`, `records` (the latest requests), and
 `exposition`, the text of /metrics. Names, help and buckets come from contracts; nothing global is kept."""
 
 from pagoda_daemon.metrics.counts import Counts, Slo

@@ -12,10 +12,10 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.launch import SloConfig
 from pagoda_contracts.units import parse_duration
 
+from pagoda_daemon.core.messages import Life, RowOutput, Submit
 from pagoda_daemon.metrics.histogram import Histogram, Rate, Recent
 from pagoda_daemon.metrics.records import ABORTED, FAILED, REFUSED, Record, Ring
 from pagoda_daemon.metrics.tokens import TokenMeter
-from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 FINISHED: Final = ("stop", "length", ABORTED, FAILED)
 _OF_LIVES: Final = (

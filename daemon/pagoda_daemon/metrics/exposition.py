@@ -47,7 +47,7 @@ class Build(NamedTuple):
 
 
 class Exposition:
-    """The text of /metrics. `model_name` is the first served name, whichever a client used; `http` is for who sees the answers; `more` are
+    """The text of /metrics. `model_name` is the first served name, whichever a client used; `http` counts the answers; `more` are
     asked too: families of parts that are not named here."""
 
     def __init__(self, model_name: str, replica: Replica, counts: Counts, build: Build = Build(), work: WorkOf = no_work) -> None:  # noqa: B008  frozen

@@ -1,4 +1,4 @@
-"""Gaps: the times between two outputs of one request's answers, in as many counters as it takes to tell their 95th percentile. Pure.
+"""Gaps: the times between two outputs of one request's answers, in as many counters as it takes to estimate their 95th percentile. Pure.
 
 A histogram whose buckets grow by a fifth, from half a millisecond to two minutes. At most 73 counters, however long the answers are.
 """
@@ -14,7 +14,7 @@ _BOUNDS: Final = tuple(0.0005 * 2 ** (step / 4) for step in range(72))
 
 
 class Gaps:
-    """In seconds. What is told is at most 19 % above what it was, and never above the longest."""
+    """In seconds. The estimate is at most 19 % above the true value, and never above the longest."""
 
     __slots__ = ("_heard", "counts", "longest")
 

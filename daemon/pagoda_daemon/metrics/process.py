@@ -1,4 +1,4 @@
-"""ProcessUse: what the process that answers /metrics uses, as every Prometheus client tells it. On other systems than Linux: no series."""
+"""ProcessUse: what the process that answers /metrics uses, as Prometheus clients report it. On other systems than Linux: no series."""
 
 from __future__ import annotations
 

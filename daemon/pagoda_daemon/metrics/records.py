@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from pagoda_daemon.core.messages import Life, RowOutput, Submit
 from pagoda_daemon.metrics.gaps import Gaps
-from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
 
 ABORTED: Final = "abort"
 FAILED: Final = "error"
@@ -60,7 +60,7 @@ class Record:
         return [self.ends.get(index, self.reason) for index in range(self.choices)]
 
     def fail(self) -> None:
-        """It ends with an error; a refusal is told as what it is."""
+        """It ends with an error; a refusal stays a refusal."""
         if self.reason != REFUSED:
             self.reason = FAILED
 

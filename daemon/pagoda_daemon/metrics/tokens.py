@@ -10,8 +10,8 @@ from typing import Final
 
 from pagoda_contracts import metrics as names
 
+from pagoda_daemon.core.messages import RowOutput
 from pagoda_daemon.metrics.histogram import Histogram
-from pagoda_daemon.nouns.messages import RowOutput
 
 _NEVER: Final = float("inf")  # what never spoke has a gap of minus infinity, which is no gap
 

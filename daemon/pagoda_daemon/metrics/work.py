@@ -15,7 +15,7 @@ from pagoda_sizing.families import parse_model
 from pagoda_sizing.fit import Demand
 from pagoda_sizing.model import Model
 
-from pagoda_daemon.nouns.messages import Computed
+from pagoda_daemon.core.messages import Computed
 
 _NOTHING: Final = {"tokens": 0, "sampled": 0, "read": 0, "pairs": 0}
 _BF16_BYTES: Final = 2  # sizing counts in it

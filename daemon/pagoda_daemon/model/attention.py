@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.config import ModelSpec
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import StepPlan
 
 # Rows that decode are padded to the longest of their group, at most twofold above this length.
 _SHORTEST_BUCKET = 6

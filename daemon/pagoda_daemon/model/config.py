@@ -16,8 +16,8 @@ from pagoda_sizing.config import Config
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.windows import Windows, all_layers, qwen_all, qwen_upper
 
+from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.scaling import LinearScaling, Llama3Scaling, YarnScaling, parse_rope
-from pagoda_daemon.nouns.errors import ModelRejected
 
 ACTIVATIONS: Final = ("silu",)
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import Tensor
 
-from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.core.errors import ModelRejected
 
 DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LENGTH_BYTES: Final = 8

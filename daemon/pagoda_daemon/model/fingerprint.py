@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.core.errors import ModelRejected
 
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096

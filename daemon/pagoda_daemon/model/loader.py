@@ -15,8 +15,8 @@ from typing import Final
 
 from torch import Tensor
 
+from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.files import DTYPES, Stored, read_header, read_into, staging_buffer
-from pagoda_daemon.nouns.errors import ModelRejected
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

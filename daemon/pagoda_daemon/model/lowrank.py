@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.core.arrays import Ints
 
 Part = Literal["qkv", "output", "gate_up", "down"]
 

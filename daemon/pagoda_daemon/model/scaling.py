@@ -12,7 +12,7 @@ from typing import Final
 
 from pagoda_sizing.config import Config
 
-from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.core.errors import ModelRejected
 
 ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn")
 

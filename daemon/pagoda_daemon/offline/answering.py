@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from pagoda_daemon.api.routes.generation import Delta, Generator, Submission
+from pagoda_daemon.core.errors import DaemonError, EngineDied, Overloaded
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.metrics import Counts
-from pagoda_daemon.nouns.errors import DaemonError, EngineDied, Overloaded
-from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.offline.sampling import Ask
 from pagoda_daemon.text.tokens import ModelText
 

@@ -16,7 +16,7 @@ from pagoda_daemon.api.access.caller import PLAIN
 from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, CompletionRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingRequest, submissions
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 from pagoda_daemon.offline.answering import Answered, answer_all
 from pagoda_daemon.offline.own_engine import OwnEngine, config_of
 from pagoda_daemon.offline.progress import bar
@@ -35,7 +35,7 @@ class Engine:
     `fields`: those of the `engine` section of a DaemonConfig (`dtype="float32"`, `max_model_len=4096`), and `revision`, `download_dir`,
     `chat_template`.
 
-    Raises errors of one tree, `pagoda_daemon.nouns.errors.DaemonError`: ModelRejected, ConfigRejected, BadRequest, EngineDied and others.
+    Raises errors of one tree, `pagoda_daemon.core.errors.DaemonError`: ModelRejected, ConfigRejected, BadRequest, EngineDied and others.
     Ctrl-C ends a call, not the engine.
     """
 

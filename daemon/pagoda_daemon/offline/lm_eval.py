@@ -14,7 +14,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, maybe_truncate, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.offline.engine import Engine
 from pagoda_daemon.offline.results import Result
 from pagoda_daemon.offline.sampling import Sampling

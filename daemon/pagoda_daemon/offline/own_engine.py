@@ -12,10 +12,10 @@ from typing import Any, Final
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import DAEMON_CONFIG_KEY
 
+from pagoda_daemon.core.errors import NotStarted
 from pagoda_daemon.engine.client import EngineClient
 from pagoda_daemon.engine.start import start_engine, wires
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import NotStarted
 from pagoda_daemon.process import stand_alone
 from pagoda_daemon.text.tokens import ModelText
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagoda_daemon.api.openai.logprobs import Spell, shown
 from pagoda_daemon.api.routes.generation import Delta, Submission
-from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.core.messages import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.structured import StructuredFields
 from pagoda_daemon.api.routes import submitting
 from pagoda_daemon.api.routes.generation import Submission
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 
 Prompt = str | Sequence[int]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from pagoda_daemon.core.errors import DaemonError, EngineDied
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import DaemonError, EngineDied
 from pagoda_daemon.offline.answering import Core
 from pagoda_daemon.text.tokens import ModelText
 

@@ -82,7 +82,7 @@ def tables() -> str:
         "",
         "| flag | what it does |",
         "|---|---|",
-        *(f"| `{flag}` | {told} |" for flag, told in _OTHERS.items()),
+        *(f"| `{flag}` | {text} |" for flag, text in _OTHERS.items()),
     ]
     return "\n".join(parts).strip()
 

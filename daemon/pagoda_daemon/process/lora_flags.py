@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 
 
 def add_lora_flags(serve: argparse.ArgumentParser) -> None:

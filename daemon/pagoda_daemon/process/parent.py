@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def belong_to_parent(parent: int | None = None) -> int:
-    """Die with the parent and ignore the signals that are its to judge; the parent's process id. `parent` is who it must be, where the
+    """Die with the parent and ignore the signals that are its to judge; the parent's process id. `parent` is the id it must have, if the
     starter passed it on: one that has died in the meantime would never send the signal asked for here."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

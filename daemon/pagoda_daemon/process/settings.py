@@ -22,7 +22,7 @@ from pagoda_contracts.launch import DaemonConfig, TracingConfig
 from pagoda_contracts.names import DAEMON_CONFIG_DIR, DAEMON_CONFIG_KEY, ENV_POD_UID
 from pagoda_contracts.units import parse_duration
 
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")
@@ -68,7 +68,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Set
     if arguments.command in _ELSEWHERE:
         parser.error(f"{arguments.command} must be the first word")
     if arguments.version:
-        _tell_version(arguments.config)
+        _print_version(arguments.config)
     if arguments.command == "serve":
         config = stand_alone.config_of(arguments, environ)
         path = Path(config.listen.run_dir) / DAEMON_CONFIG_KEY
@@ -94,17 +94,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves one large language model over the OpenAI API.",
         epilog="In a pod no command is given: what to serve is in the file of --config.",
     )
-    parser.add_argument("--version", action="store_true", help="tell the version, after reading the DaemonConfig where --config is given")
+    parser.add_argument("--version", action="store_true", help="print the version, after reading the DaemonConfig where --config is given")
     parser.add_argument("--config", type=Path, help=f"DaemonConfig as JSON (default: {_DEFAULT})")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model without Kubernetes")
     stand_alone.add_flags(serve)
-    for name, told in _ELSEWHERE.items():
-        commands.add_parser(name, help=told, add_help=False)
+    for name, help_text in _ELSEWHERE.items():
+        commands.add_parser(name, help=help_text, add_help=False)
     return parser
 
 
-def _tell_version(config: Path | None) -> NoReturn:
+def _print_version(config: Path | None) -> NoReturn:
     """ConfigRejected where a configuration is named that this version cannot read."""
     if config is not None:
         _read(config)

@@ -24,7 +24,7 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import PORT_DAEMON_HTTP
 from pagoda_contracts.units import parse_quantity
 
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process.lora_flags import adapters_of, add_lora_flags
 
 ENV_API_KEY: Final = "PAGODA_API_KEY"
@@ -119,8 +119,8 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that clients put in `model` (default: the model's)")
     serve.add_argument("--name", action="append", help="one such name; repeatable")
     serve.add_argument("--api-key", action="append", metavar="KEY", help=f"key that clients must send; repeatable; or {ENV_API_KEY}")
-    for name, metavar, told in _LISTS:
-        serve.add_argument(name, action="append", default=[], metavar=metavar, help=told)
+    for name, metavar, help_text in _LISTS:
+        serve.add_argument(name, action="append", default=[], metavar=metavar, help=help_text)
     add_lora_flags(serve)
     serve.add_argument("--revision", help="commit, tag or branch of a model that is fetched")
     serve.add_argument("--download-dir", type=Path, help="where fetched models are kept (default: ~/.cache/pagoda/models)")

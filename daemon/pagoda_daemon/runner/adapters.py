@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pagoda_contracts.launch import AdaptersConfig
 
-from pagoda_daemon.nouns.errors import AdapterRejected, ConfigRejected
+from pagoda_daemon.core.errors import AdapterRejected, ConfigRejected
 
 
 class Readable(Protocol):

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.nouns.arrays import Bools, Floats, Ints
-from pagoda_daemon.nouns.batch import NOT_FINITE, Logprobs, RowError, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.core.arrays import Bools, Floats, Ints
+from pagoda_daemon.core.batch import NOT_FINITE, Logprobs, RowError, SamplingRows, StepPlan, StepResult
 from pagoda_daemon.runner.logprobs import answer_logprobs, prompt_logprobs
 from pagoda_daemon.runner.sampler import Sampler, unchosen
 

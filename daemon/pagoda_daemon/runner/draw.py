@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pagoda_daemon.nouns.arrays import Floats, Ints
-from pagoda_daemon.nouns.sampling import DrawRows
+from pagoda_daemon.core.arrays import Floats, Ints
+from pagoda_daemon.core.sampling import DrawRows
 from pagoda_daemon.runner.noise import gumbel
 
 _WIDTHS = (64, 256, 2048)  # how many best tokens are looked at, before all

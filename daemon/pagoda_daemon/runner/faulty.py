@@ -1,6 +1,6 @@
 """FaultyWorker: any worker, with faults at chosen steps. Made by `engine.build` where `DaemonConfig.testing.faults` asks, never else.
 
-Shows from the outside that a hang, an error, a broken device, a row of NaN and a dead process are told apart and told in time.
+Shows from the outside that a hang, an error, a broken device, a row of NaN and a dead process are told apart and reported in time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import structlog
 from pagoda_contracts.launch import Fault
 
-from pagoda_daemon.nouns.arrays import Bools
-from pagoda_daemon.nouns.batch import NOT_FINITE, RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.arrays import Bools
+from pagoda_daemon.core.batch import NOT_FINITE, RowError, StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
 
 
 class Feedback:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.config import ModelSpec
-from pagoda_daemon.nouns.batch import StepPlan
 
 # One tile of AMX rows, where more are not cheaper per pass; without AMX 8 rows are cheaper alone and dearer together.
 _SIZE = 16

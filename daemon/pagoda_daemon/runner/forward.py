@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pagoda_kernels.cpu.native import Batch, NativeDecoder
 from torch import Tensor
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
 from pagoda_daemon.model.lowrank import Adapted, Adapter, adapted
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import StepPlan
 from pagoda_daemon.runner.answer import Likeliest, wanted_logits
 from pagoda_daemon.runner.fixed import pass_size, passes
 

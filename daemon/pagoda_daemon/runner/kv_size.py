@@ -13,9 +13,9 @@ from typing import Final
 from pagoda_contracts.launch import EngineConfig
 from pagoda_sizing.plan import largest
 
+from pagoda_daemon.core.batch import peak_blocks
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.model.config import ModelSpec
-from pagoda_daemon.nouns.batch import peak_blocks
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.host import Memory
 from pagoda_daemon.runner.logprobs import SLICE
 

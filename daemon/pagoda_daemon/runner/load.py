@@ -13,6 +13,8 @@ import torch
 from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_kernels.cpu.native import BLOCK, NativeDecoder
 
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.lora.load import Bounds, load_adapter
 from pagoda_daemon.lora.modules import adapter_bytes
 from pagoda_daemon.model.attention import KvCache
@@ -23,8 +25,6 @@ from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.lowrank import Adapter
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host
@@ -72,8 +72,8 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), memory_at(place, host))
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, engine.quantization or "")
-    told = computed_by(place, threads, native=why is None)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, told)
+    device = computed_by(place, threads, native=why is None)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, device)
     with place:
         weights = allocate(spec, dtype)
     places = destinations(spec, weights)

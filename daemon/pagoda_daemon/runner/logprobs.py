@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import Logprobs, ScoredTokens
+from pagoda_daemon.core.arrays import Bools, Ints
+from pagoda_daemon.core.batch import Logprobs, ScoredTokens
 from pagoda_daemon.runner.draw import best
 
 SLICE: Final = 2**22  # logits in float at a time: 16 MB

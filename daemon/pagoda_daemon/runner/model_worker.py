@@ -14,7 +14,7 @@ import structlog
 import torch
 from pagoda_contracts.launch import DaemonConfig
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.answer import answer, answer_likeliest, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback

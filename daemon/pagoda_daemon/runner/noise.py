@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.nouns.arrays import Ints, Seeds
+from pagoda_daemon.core.arrays import Ints, Seeds
 
 # splitmix64 for the few keys, murmur3's finaliser with a second key between its rounds for the many ids: all as torch's signed int32,
 # whose products wrap.

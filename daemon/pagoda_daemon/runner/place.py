@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.runner.host import Host, Memory
 
 AUTO: Final = "auto"

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.nouns.batch import Pooled, PooledTokens
+from pagoda_daemon.core.batch import Pooled, PooledTokens
 
 
 def pool(tokens: PooledTokens, wanted: NDArray[np.int64], states: Tensor) -> Pooled:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_daemon.nouns.arrays import Floats, Ints
-from pagoda_daemon.nouns.batch import NOT_FINITE, NOTHING_LEFT, Masks, SamplingRows
+from pagoda_daemon.core.arrays import Floats, Ints
+from pagoda_daemon.core.batch import NOT_FINITE, NOTHING_LEFT, Masks, SamplingRows
 from pagoda_daemon.runner.draw import draw
 from pagoda_daemon.runner.shaping import Shaper
 

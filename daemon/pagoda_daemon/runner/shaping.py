@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import ShapedRow
-from pagoda_daemon.nouns.sampling import Shaping
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import ShapedRow
+from pagoda_daemon.core.sampling import Shaping
 
 _Flat = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.adapters import AdapterStore
 
 

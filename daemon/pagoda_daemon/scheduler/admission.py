@@ -13,11 +13,11 @@ import numpy as np
 from msgspec import structs
 from pagoda_contracts.prefix import Scope
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.kv.adapters import NO_ADAPTER
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.text_prefixes import block_ends
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.overload import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.request import MAX_PRIORITY, Course, Request, choice_key, rank_of
@@ -186,7 +186,7 @@ def _remove(state: State, request_id: str, deadline: float | None = None) -> lis
 
 
 def _remove_one(state: State, key: str) -> list[Request]:
-    """Its siblings that wait for the prompt are let go: who has answered has it computed."""
+    """Its siblings that wait for the prompt are let go: the sibling that answered has computed it."""
     request = _find(state, key)
     if request is None:
         return []

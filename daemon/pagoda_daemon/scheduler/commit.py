@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import NOT_FINITE, NOTHING_LEFT, StepResult
-from pagoda_daemon.nouns.messages import Refusal, RowOutput
+from pagoda_daemon.core.arrays import Bools, Ints
+from pagoda_daemon.core.batch import NOT_FINITE, NOTHING_LEFT, StepResult
+from pagoda_daemon.core.messages import Refusal, RowOutput
 from pagoda_daemon.scheduler.conflict import conflict
 from pagoda_daemon.scheduler.deep_check import lost, taken_out
 from pagoda_daemon.scheduler.grammars import spend
@@ -96,7 +96,7 @@ def _fail_rows(state: State, result: StepResult, flight: Flight) -> list[RowOutp
 
 
 def _failed(state: State, row: int, message: str) -> RowOutput:
-    """Where its own fields left nothing to choose it is told which: they are the client's to mend."""
+    """If its own fields left nothing to choose, the error names them, so that the client can change them."""
     if message != NOTHING_LEFT:
         return _spoil(state, row, message)
     known = state.rows.tokens[row, : state.rows.known[row]]
@@ -128,19 +128,19 @@ def _advance(state: State, sampled: Ints, tokens: Ints) -> list[RowOutput]:
     outputs = [RowOutput(names[row], (token,)) for row, token in zip(sampled.tolist(), tokens.tolist(), strict=True)]
     if state.groups:
         outputs = [replace(o, index=state.request(row).index) for o, row in zip(outputs, sampled.tolist(), strict=True)]
-    if state.untold:
-        _tell_lives(state, sampled, outputs)
+    if state.unreported:
+        _report_lives(state, sampled, outputs)
     for place in np.flatnonzero(ended).tolist():
         row = int(sampled[place])
         outputs[place] = _last(state, row, int(tokens[place]), stopped=bool(stopped[place]))
     return outputs
 
 
-def _tell_lives(state: State, sampled: Ints, outputs: list[RowOutput]) -> None:
+def _report_lives(state: State, sampled: Ints, outputs: list[RowOutput]) -> None:
     """Put its life into the output of each row that speaks for the first time since it was seated."""
     for place, row in enumerate(sampled.tolist()):
-        if row in state.untold:
-            state.untold.discard(row)
+        if row in state.unreported:
+            state.unreported.discard(row)
             course = state.request(row).course
             if course.first_token_ms is None:
                 course.first_token_ms = state.landed_ms

@@ -11,7 +11,7 @@ import heapq
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from pagoda_daemon.nouns.messages import Grammar, Refusal, RowOutput, Submit
+from pagoda_daemon.core.messages import Grammar, Refusal, RowOutput, Submit
 
 MOST_OF_TENANT: Final = 128
 """Different grammars of one tenant that may wait. The bad ones among them cost `COMPILE_CPU_S` each, and the tenant itself pays."""

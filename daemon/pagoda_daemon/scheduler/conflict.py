@@ -7,8 +7,8 @@ from itertools import combinations
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import Masks
+from pagoda_daemon.core.arrays import Bools, Ints
+from pagoda_daemon.core.batch import Masks
 from pagoda_daemon.scheduler.request import Request
 
 

@@ -52,7 +52,7 @@ class StepCost:
                 took = min(took, _SURPRISE * expected)
         self._steps += 1
         self._add(tokens / _TOKENS, context / _CONTEXT, took, 1.0 / (expected * expected))
-        # Solved for again when wanted; every step while few are known or they surprise, as the next surprise is told by it.
+        # Solved for again when wanted; every step while few are known or they surprise, as the next surprise is found by it.
         if self._steps < self._sure_from or self._surprises or self._steps % _SOLVE_EVERY == 0:
             self._weights = None
         if tokens >= self._largest[0]:

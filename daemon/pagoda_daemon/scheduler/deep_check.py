@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult
-from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt
+from pagoda_daemon.core.batch import StepPlan, StepResult
+from pagoda_daemon.core.messages import DeepCheckAnswer, DeepCheckPrompt
 from pagoda_daemon.scheduler.extra_row import empty_plan, without_extra_row
 from pagoda_daemon.scheduler.state import Flight, State
 

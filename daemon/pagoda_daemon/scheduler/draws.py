@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Bools, Ints, no_ids
+from pagoda_daemon.core.batch import GREEDY, Masks, SamplingRows, ScoredTokens, ShapedRow
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Bools, Ints, no_ids
-from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows, ScoredTokens, ShapedRow
 from pagoda_daemon.scheduler.pooling import pooled_tokens
 from pagoda_daemon.scheduler.sampling import MASKED, RANDOM, SCORED, SHAPED, SPOKEN
 from pagoda_daemon.scheduler.state import State

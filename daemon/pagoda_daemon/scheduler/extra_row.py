@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import GREEDY, Logprobs, SamplingRows, StepPlan, StepResult
-from pagoda_daemon.nouns.messages import DeepCheckPrompt
-from pagoda_daemon.nouns.sampling import Sampling, draw_of
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import GREEDY, Logprobs, SamplingRows, StepPlan, StepResult
+from pagoda_daemon.core.messages import DeepCheckPrompt
+from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.scheduler.limits import Limits
 
 _TWO_BEST = 2

@@ -48,7 +48,7 @@ def first_token_ms(state: State, rank: int, slot: int, prompt: int) -> float:
 
 
 def full_step_ms(state: State, work: int) -> float:
-    """A step in which everyone who runs gets a token and prompts get the rest, or as much as there is."""
+    """A step in which every running request gets a token and prompts get the rest, or as much as there is."""
     running = len(state.row_of)
     tokens = min(state.limits.token_budget, running + work)
     return state.step_cost.milliseconds(tokens, int(state.rows.fed.sum()) + min(work, state.limits.token_budget))

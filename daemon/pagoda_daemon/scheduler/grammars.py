@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.messages import Grammar, Refusal, RowOutput, Submit
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.messages import Grammar, Refusal, RowOutput, Submit
 from pagoda_daemon.scheduler.overload import late
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.state import State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagoda_daemon.nouns.batch import WorkerLimits, peak_blocks
+from pagoda_daemon.core.batch import WorkerLimits, peak_blocks
 
 # What waits behind four whole pools of prompts has long missed its client.
 _QUEUED_POOLS = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pagoda_daemon.nouns.batch import Logprobs
-from pagoda_daemon.nouns.messages import RowOutput, TokenLogprob
+from pagoda_daemon.core.batch import Logprobs
+from pagoda_daemon.core.messages import RowOutput, TokenLogprob
 from pagoda_daemon.scheduler.request import Request
 
 Said = tuple[TokenLogprob, ...]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.scheduler.request import Request
 
 INPUT_WEIGHT = 1.0
@@ -45,7 +45,7 @@ class VirtualTokens:
         self.counters[slot] = max(float(self.counters[slot]), floor)
 
     def leave(self, slot: int) -> None:
-        """`slot` waits no more: who comes to an empty queue starts from here."""
+        """`slot` waits no more: a tenant that comes to an empty queue starts from here."""
         self._floor = float(self.counters[slot])
 
     def charge_input(self, slot: int, tokens: int) -> None:

@@ -8,7 +8,7 @@ newcomers. `retry_after_s` is when, by the measured step times, there should be 
 
 from __future__ import annotations
 
-from pagoda_daemon.nouns.messages import Reason, Refusal, Submit
+from pagoda_daemon.core.messages import Reason, Refusal, Submit
 from pagoda_daemon.scheduler import forecast
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import rank_of

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Bools, Ints
+from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.kv.accounts import NO_MATCH
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Bools, Ints
-from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.scheduler.deep_check import alone
 from pagoda_daemon.scheduler.draws import sampling_rows
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request
@@ -30,7 +30,7 @@ from pagoda_daemon.scheduler.steady import note, repeat
 # More unfinished prompts than this are not begun at a time: they would only slow each other down and hold blocks.
 _UNDER_WAY = 4
 # Shorter steps than this are planned one ahead: with steps of 2 ms and 32 rows that keeps the device busy for 98 % of the time instead of
-# 76 %. A longer one is worth waiting for, so that who arrives meanwhile is in the next.
+# 76 %. A longer one is worth waiting for, so that a request that arrives meanwhile is in the next.
 _WORTH_AHEAD_MS = 20.0
 # How many requests that do not fit now may be passed over in one plan.
 _PASS_OVER = 16
@@ -157,8 +157,8 @@ def _chunk(state: State, row: int, done: int, most: int) -> int:
 
 
 def _admit(state: State, draft: _Draft, now_ms: float, under_way: int) -> None:
-    """Give rows to waiting requests, in the queue's order. Passed over is who would be one long prompt too many, who is late (the sweep
-    for deadlines ends it); who lacks blocks ends the search: it would starve otherwise."""
+    """Give rows to waiting requests, in the queue's order. Passed over: one long prompt too many, and a late one (the sweep
+    for deadlines ends it). A request that lacks blocks ends the search: it would starve otherwise."""
     passed: set[str] = set()
     while draft.left > 0 and len(state.row_of) < state.limits.max_concurrency and len(passed) <= _PASS_OVER:
         request = state.waiting.first(passed)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagoda_daemon.nouns.arrays import Ints, no_ids
-from pagoda_daemon.nouns.batch import Pooled, PooledTokens
+from pagoda_daemon.core.arrays import Ints, no_ids
+from pagoda_daemon.core.batch import Pooled, PooledTokens
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.sampling import POOLED
 from pagoda_daemon.scheduler.state import State

@@ -1,4 +1,4 @@
-"""Quarantine: who made a step raise? Called by `commit`; pure. `plan` gives suspects steps of their own until each has got past the place.
+"""Quarantine: which row made a step raise? Called by `commit`; pure. `plan` gives suspects steps of their own until each has got past it.
 
 A step that raises has written nothing that counts: its rows go back to what had landed, keep their blocks, and feed the same tokens again,
 alone. So one request's fault ends that request, at the price of one small step for each of its companions; a fault that does not come
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
+from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.scheduler.state import Flight, State
 
 
@@ -50,7 +50,7 @@ def acquit(state: State) -> None:
 
 
 def keep_copies(state: State, flight: Flight) -> None:
-    """What the step should have copied for those who are tried again comes with the first of their steps."""
+    """What the step should have copied for the requests that are tried again comes with the first of their steps."""
     if flight.plan.copies.size and not state.in_flight:
         mine = [row for key in state.suspects if (row := state.row_of.get(key)) is not None]
         blocks = [block for row in mine for block in state.kv.tables.blocks(row)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagoda_daemon.core.arrays import Floats, Ints
+from pagoda_daemon.core.messages import Grammar, Life
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.kv.chain import Chain
-from pagoda_daemon.nouns.arrays import Floats, Ints
-from pagoda_daemon.nouns.messages import Grammar, Life
-from pagoda_daemon.nouns.sampling import Sampling
 
 MAX_PRIORITY = 1000
 _PER_TIER = 1 << 16
@@ -37,7 +37,7 @@ class Course:
         if self.seated_ms is None:
             return None
         first = now_ms if self.first_token_ms is None else self.first_token_ms
-        # A step that failed tells no time, so an end may seem to come before its beginning.
+        # A step that failed has no time, so an end may seem to come before its beginning.
         waited, prefilled = self.seated_ms - self.submitted_ms, max(0.0, first - self.seated_ms)
         return Life(waited, prefilled, self.cached, self.computed, self.chunks, self.preemptions)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import LAST_SAMPLED
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import LAST_SAMPLED
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.sampling import SamplingTable

@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from pagoda_daemon.nouns.sampling import DRAW, Sampling, Shaping, draw_of, shaping_of
+from pagoda_daemon.core.sampling import DRAW, Sampling, Shaping, draw_of, shaping_of
 
 RANDOM, SHAPED, SPOKEN, SCORED, MASKED, POOLED = (np.uint8(1 << bit) for bit in range(6))
 """Not greedy; logits are changed; log-probabilities of the answer; log-probabilities of the prompt; a grammar says which tokens; the

@@ -1,4 +1,4 @@
-"""SlowSteps: steps that took much longer than predicted, for one line in the log. Fed by `state`, told by the engine's loop. Pure."""
+"""SlowSteps: steps that took much longer than predicted, for one line in the log. Fed by `state`, logged by the engine's loop. Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class SlowStep(NamedTuple):
 
 
 class SlowSteps:
-    """Since one was last told: how many there were, and the slowest."""
+    """Since one was last taken: how many there were, and the slowest."""
 
     def __init__(self) -> None:
         self._worst: SlowStep | None = None
         self._count = 0
-        self._told_ms = float("-inf")
+        self._taken_ms = float("-inf")
 
     def add(self, step: SlowStep) -> None:
         """Kept if it is slow by its own prediction."""
@@ -40,9 +40,9 @@ class SlowSteps:
 
     def take(self, now_ms: float) -> dict[str, Any] | None:
         """The fields of a line, at most one in ten seconds."""
-        if self._worst is None or now_ms - self._told_ms < EVERY_MS:
+        if self._worst is None or now_ms - self._taken_ms < EVERY_MS:
             return None
-        told = {name: round(value, 1) if isinstance(value, float) else value for name, value in self._worst._asdict().items()}
-        told["slow_steps"] = self._count
-        self._worst, self._count, self._told_ms = None, 0, now_ms
-        return told
+        fields = {name: round(value, 1) if isinstance(value, float) else value for name, value in self._worst._asdict().items()}
+        fields["slow_steps"] = self._count
+        self._worst, self._count, self._taken_ms = None, 0, now_ms
+        return fields

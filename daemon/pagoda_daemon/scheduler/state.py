@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import StepPlan
+from pagoda_daemon.core.messages import DeepCheckAnswer, DeepCheckPrompt, Stats, Tally
 from pagoda_daemon.kv.accounts import KvAccounts
 from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import StepPlan
-from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt, Stats, Tally
 from pagoda_daemon.scheduler.compilations import Compilations
 from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.extra_row import with_extra_row
@@ -92,7 +92,7 @@ class State:
         self.row_of: dict[str, int] = {}
         self.virtual = VirtualTokens()
         self.waiting = WaitingQueue(self.virtual)
-        self.untold: set[int] = set()  # rows whose next token brings their request's life
+        self.unreported: set[int] = set()  # rows whose next token carries their request's life
         self.deadlines: list[tuple[float, str]] = []
         self.groups: dict[str, list[str]] = {}
         self.twins: dict[str, list[Request]] = {}
@@ -168,7 +168,7 @@ class State:
         else:
             computed = self.kv.fork(row, request.chain, source, request.prompt_len - 1)
         self.rows.start(row, computed)
-        self.untold.add(row)
+        self.unreported.add(row)
         self._account(request, computed)
         return row
 
@@ -207,7 +207,7 @@ class State:
         request.tokens = self.rows.known_tokens(row)
         self.kv.close(row, request.tokens[: self.rows.computed[row]])
         self.rows.vacate(row)
-        self.untold.discard(row)
+        self.unreported.discard(row)
         self.requests[row] = None
         del self.row_of[request.key]
         self._free_rows.append(row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan
+from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.scheduler.state import Flight, State, Steady
 
 

@@ -1,4 +1,4 @@
-"""Steps: how long they took and how many tokens they computed, by bucket, and what went wrong in them. Kept by `scheduler.state`, told
+"""Steps: how long they took and how many tokens they computed, by bucket, and what went wrong in them. Kept by `scheduler.state`, sent
 with each heartbeat; a microsecond per step of decodes, ten with prompts."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from pagoda_contracts.metrics import ITERATION_TOKENS, STEP_SECONDS
 
-from pagoda_daemon.nouns.batch import StepPlan
-from pagoda_daemon.nouns.messages import Computed, Residence, Tally
+from pagoda_daemon.core.batch import StepPlan
+from pagoda_daemon.core.messages import Computed, Residence, Tally
 
 _TOKENS: Final = ITERATION_TOKENS.buckets
 _SECONDS: Final = STEP_SECONDS.buckets

@@ -36,4 +36,4 @@ GRAMMAR_SYMBOLS: Final = 200_000
 
 JSON_OPTIONS: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]", "coerce_one_of": True}
 """Of the grammar library. At most one blank between the parts of JSON: models that lose the thread write blanks until max_tokens. A `oneOf`
-is followed as `anyOf`; where that differs, the front has told the client."""
+is followed as `anyOf`; where that differs, the front has warned the client."""

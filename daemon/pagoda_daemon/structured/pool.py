@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import structlog
 
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.blame import LOST, blame
 from pagoda_daemon.structured.process import Birth, WorkerProcess
 from pagoda_daemon.structured.protocol import Advance, Answer, Close, Hello, Masked, Open, Refused, Standing, Unfit, mask_words

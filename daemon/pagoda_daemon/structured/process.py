@@ -87,7 +87,7 @@ class WorkerProcess:
             size += _size(job)
         self.pending.extend(job for job in packet if not isinstance(job, Close))
         self.patient(now_ms)
-        with suppress(OSError):  # it has just died: reading tells
+        with suppress(OSError):  # it has just died: reading shows it
             self._channel.send(self._encoder.encode(packet))
 
     def answers(self, now_ms: float) -> Iterator[Answer | None]:

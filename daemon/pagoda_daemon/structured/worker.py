@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from pagoda_daemon.nouns.errors import MAX_SHOWN
+from pagoda_daemon.core.errors import MAX_SHOWN
 from pagoda_daemon.process.parent import belong_to_parent
 from pagoda_daemon.structured import limits
 from pagoda_daemon.structured.blame import BY_MISTAKE, LOST, blame
@@ -207,7 +207,7 @@ def _prepare(tokenizer: Path, vocab_size: int, memory_fd: int) -> Matchers:
 
 
 def main() -> None:
-    """Never outlives who started it: the kernel kills it with the parent, and a closed channel ends it."""
+    """Never outlives the process that started it: the kernel kills it with the parent, and a closed channel ends it."""
     belong_to_parent()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

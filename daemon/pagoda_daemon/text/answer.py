@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.core.messages import TokenLogprob
 from pagoda_daemon.text.detokenize import Detokenizer
 from pagoda_daemon.text.stops import StopMatcher
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.core.errors import ModelRejected
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pagoda_daemon.nouns.errors import ModelRejected
+from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.text.files import present, read
 
 DEFAULT: Final = "default"

@@ -23,7 +23,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pagoda_daemon.nouns.errors import MAX_SHOWN
+from pagoda_daemon.core.errors import MAX_SHOWN
 
 MAX_CPU_S: Final = 2
 MAX_MEMORY: Final = 512 * 2**20  # of address space, beyond what the process has when it starts

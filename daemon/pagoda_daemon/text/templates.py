@@ -20,7 +20,7 @@ from typing import Any, Final
 import jinja2
 import msgspec
 
-from pagoda_daemon.nouns.errors import BadRequest, ModelRejected, Overloaded
+from pagoda_daemon.core.errors import BadRequest, ModelRejected, Overloaded
 from pagoda_daemon.text.template_worker import HEADER, MAX_CPU_S, Done, Job, environment
 
 _WORKERS: Final = 2

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from tokenizers import Tokenizer
 
-from pagoda_daemon.nouns.errors import BadRequest, ModelRejected, context_exceeded
-from pagoda_daemon.nouns.sampling import NUMBERS
+from pagoda_daemon.core.errors import BadRequest, ModelRejected, context_exceeded
+from pagoda_daemon.core.sampling import NUMBERS
 from pagoda_daemon.text.detokenize import Detokenizer, detokenizers
 from pagoda_daemon.text.files import present, read, read_json
 from pagoda_daemon.text.infill import infill_of

@@ -39,7 +39,7 @@ class Api:
             return False
 
     def get(self, path: str) -> dict[str, Any] | None:
-        # A schema's address holds its hash: one that changed since the index was read is at another, which the server tells (301, no body).
+        # A schema's address holds its hash: one that changed since the index was read is at another, as the server answers (301, no body).
         answer = self._sent("GET", path, follow_redirects=True)
         return None if answer.status_code == NOT_FOUND else self._judged(answer, path)
 

@@ -1,1 +1,1 @@
-"""Nodes that pretend: their pods become Ready after a drawn time and can be told to fail."""
+"""Nodes that pretend: their pods become Ready after a drawn time and can be made to fail."""

@@ -80,7 +80,7 @@ class Fronts:
         self._killed: set[str] = set()
 
     async def look(self, changed: Callable[[set[str]], None]) -> None:
-        """Asks for all of them, and tells the uids of those that are not as they were."""
+        """Asks for all of them, and reports the uids of those that have changed."""
         before, self._seen = self._seen, (await self._http.get("/replicas")).json()
         self._killed &= self._seen.keys()
         changed({uid for uid in before.keys() | self._seen.keys() if before.get(uid) != self._seen.get(uid)})

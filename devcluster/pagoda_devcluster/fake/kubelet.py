@@ -84,9 +84,9 @@ class Addresses:
 class FakeKubelets:
     """All of them in one process: 100 nodes cost one list and two watches."""
 
-    def __init__(self, api: AsyncApi, fleet: list[FakeNode], layout: Layout, version: str, fronts: Fronts | None = None) -> None:
+    def __init__(self, api: AsyncApi, fakes: list[FakeNode], layout: Layout, version: str, fronts: Fronts | None = None) -> None:
         self._api, self._layout, self._version, self._fronts = api, layout, version, fronts
-        self._fleet = {node.name: node for node in fleet}
+        self._fakes = {node.name: node for node in fakes}
         self._nodes: dict[str, Object] = {}
         self._pods: dict[Key, Object] = {}
         self._addresses = Addresses()
@@ -112,8 +112,8 @@ class FakeKubelets:
             async with turn:
                 await insist(lambda: self._api.apply(f"/api/v1/nodes/{node.name}", nodes.node_object(node)))
 
-        await asyncio.gather(*(one(node) for node in self._fleet.values()))
-        log.info("registered", nodes=len(self._fleet))
+        await asyncio.gather(*(one(node) for node in self._fakes.values()))
+        log.info("registered", nodes=len(self._fakes))
 
     async def _follow_nodes(self) -> None:
         async for event in self._api.follow("/api/v1/nodes", labelSelector=nodes.SELECTOR):
@@ -183,7 +183,7 @@ class FakeKubelets:
                 self._queue.done(key, wake)
 
     async def _tend_node(self, name: str) -> float | None:
-        node, found = self._fleet.get(name), self._nodes.get(name)
+        node, found = self._fakes.get(name), self._nodes.get(name)
         if node is None or found is None:
             return None
         if status := nodes.status_change(node, found, self._version, now()):
@@ -199,7 +199,7 @@ class FakeKubelets:
 
     async def _tend_pod(self, key: Key) -> float | None:
         pod = self._pods.get(key)
-        node = self._fleet.get(pod["spec"]["nodeName"]) if pod else None
+        node = self._fakes.get(pod["spec"]["nodeName"]) if pod else None
         if pod is None or node is None:
             return None
         context = self._context(key, pod, node)
@@ -230,7 +230,7 @@ class FakeKubelets:
 
 
 def keep(cache: dict[K, Object], key: K, answer: Object | None) -> None:
-    """The answer is newer than what the watch told so far; deciding again from the older one would write twice. What the watch told
+    """The answer is newer than what the watch has sent so far; deciding again from the older one would write twice. What the watch reported
     to be gone meanwhile stays gone: no event would say so again, and its front and its address would be kept for ever."""
     if answer and key in cache and newer(answer, cache[key]):
         cache[key] = answer

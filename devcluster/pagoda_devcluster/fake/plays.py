@@ -1,4 +1,4 @@
-"""What a fake node or pod can be told to play, by annotation. Pure; an unknown word is shown where `kubectl` looks for trouble."""
+"""What a fake node or pod can be made to play, by annotation. Pure; an unknown word is shown where `kubectl` looks for trouble."""
 
 import random
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ def seconds(pod: Object, name: str, otherwise: float) -> tuple[float, str]:
     return (number, "") if 0 <= number < float("inf") else (otherwise, f"{name} must be a number of seconds, got {text!r}")
 
 
-def tells_version(pod: Object) -> bool:
+def prints_version(pod: Object) -> bool:
     """A program that is only asked for its version ends, whatever it is."""
     return all((container.get("args") or [""])[-1] == "--version" for container in pod["spec"]["containers"])
 
@@ -99,7 +99,7 @@ def tells_version(pod: Object) -> bool:
 def pod_context(pod: Object, node: Object, drawn_seconds: float, addresses: tuple[str, str]) -> PodContext:
     plays = pod_plays(pod, node)
     ready, ready_complaint = seconds(pod, READY_AFTER, drawn_seconds)
-    complete, complete_complaint = seconds(pod, COMPLETE_AFTER, ready if tells_version(pod) else -1)
+    complete, complete_complaint = seconds(pod, COMPLETE_AFTER, ready if prints_version(pod) else -1)
     stop, stop_complaint = seconds(pod, STOP_AFTER, 0)
     complaints = [complaint_of(plays, PodPlay), ready_complaint, complete_complaint, stop_complaint]
     return PodContext(

@@ -53,7 +53,7 @@ class Publisher:
 
 
 async def until_done(write: Callable[[], Awaitable[None]]) -> None:
-    """Nothing else would bring a refused write again: an object that does not change is not told of."""
+    """Nothing else would bring a refused write again: an object that does not change has no event."""
     while True:
         try:
             return await write()

@@ -98,7 +98,7 @@ def environment_of(folder: Path) -> bytes:
 
 
 def in_execve(folder: Path) -> bool:
-    """Or a program that removed its own arguments. The kernel's threads and who has ended run no program."""
+    """Or a program that removed its own arguments. The kernel's threads and processes that have ended run no program."""
     try:
         (folder / "exe").readlink()
     except FileNotFoundError:

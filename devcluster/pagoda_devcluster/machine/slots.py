@@ -66,8 +66,8 @@ def held_by_others(name: str, clusters: Path) -> set[int]:
 def refuse_ports_taken_everywhere() -> None:
     """A program that listens on 0.0.0.0 (another Kubernetes, say) leaves no slot, and 48 tries would say nothing of it."""
     if taken := taken_ports(NO_SLOT):
-        who = f"`ss -ltnp 'sport = :{taken[0]}'` says which"
-        raise StartError(f"port {', '.join(map(str, taken))} is in use on every address of this machine: stop that program ({who})")
+        command = f"`ss -ltnp 'sport = :{taken[0]}'` says which"
+        raise StartError(f"port {', '.join(map(str, taken))} is in use on every address of this machine: stop that program ({command})")
 
 
 def taken_ports(address: str) -> list[int]:

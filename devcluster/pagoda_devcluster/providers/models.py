@@ -162,7 +162,7 @@ def load(spec: ClusterSpec, claim: Claim, folder: Path, capacity: str) -> None:
             api.apply(claim.volume_path, volume(spec, claim, folder, capacity))
         if not existing_claim:
             api.apply(claim.path, volume_claim(claim, capacity))
-        waiting.require(lambda: is_bound(api, claim), BIND_SECONDS, lambda: f"claim {claim} is not bound: `kubectl describe pvc` tells why")
+        waiting.require(lambda: is_bound(api, claim), BIND_SECONDS, lambda: f"claim {claim} is not bound: `kubectl describe pvc` shows why")
 
 
 def is_bound(api: Api, claim: Claim) -> bool:

@@ -127,10 +127,10 @@ def controller_manager(spec: ClusterSpec) -> Process:
         "kube-api-qps": 200,
         "kube-api-burst": 400,
     }
-    return Process("kube-controller-manager", [str(spec.bin / "kube-controller-manager"), *flags(options | fleet_patience(spec))])
+    return Process("kube-controller-manager", [str(spec.bin / "kube-controller-manager"), *flags(options | grace_periods(spec))])
 
 
-def fleet_patience(spec: ClusterSpec) -> dict[str, object]:
+def grace_periods(spec: ClusterSpec) -> dict[str, object]:
     """Fake nodes send no heartbeats (100 would be 10 writes a second), so their absence must not count."""
     return {"node-monitor-grace-period": "24h", "node-startup-grace-period": "24h"} if spec.fakes else {}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from pagoda_fetch.core.errors import Refused
+from pagoda_fetch.core.listing import Listing
 from pagoda_fetch.download.job import Order, read_small, resolve
-from pagoda_fetch.nouns.errors import Refused
-from pagoda_fetch.nouns.listing import Listing
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
 

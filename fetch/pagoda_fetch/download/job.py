@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.errors import FetchError, Mismatch, NoRoom, Permanent, Transient
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Listing, RemoteFile, tree_digest
+from pagoda_fetch.core.names import WEIGHTS
+from pagoda_fetch.core.progress import Phase, Progress
 from pagoda_fetch.download.pull import Work, pause, pull
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.errors import FetchError, Mismatch, NoRoom, Permanent, Transient
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import Listing, RemoteFile, tree_digest
-from pagoda_fetch.nouns.names import WEIGHTS
-from pagoda_fetch.nouns.progress import Phase, Progress
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
 from pagoda_fetch.volume.lock import Holder, OwnedLock, locked

@@ -11,10 +11,10 @@ from typing import Final, ParamSpec, TypeVar
 
 import structlog
 
-from pagoda_fetch.nouns.errors import FetchError, LockLost, Mismatch, NoRoom, Transient
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import RemoteFile
-from pagoda_fetch.nouns.progress import steady
+from pagoda_fetch.core.errors import FetchError, LockLost, Mismatch, NoRoom, Transient
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import RemoteFile
+from pagoda_fetch.core.progress import steady
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.volume.sink import Sink
 

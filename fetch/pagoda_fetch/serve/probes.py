@@ -12,8 +12,8 @@ from typing import Final
 
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 
-from pagoda_fetch.nouns.listing import size_text
-from pagoda_fetch.nouns.progress import Progress
+from pagoda_fetch.core.listing import size_text
+from pagoda_fetch.core.progress import Progress
 
 BEAT: Final = 1.0
 _MAX_LAG: Final = 30.0

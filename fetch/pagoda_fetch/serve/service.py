@@ -25,10 +25,10 @@ from pagoda_contracts.pb.fetch_pb2 import (
     FetchRequest,
 )
 
+from pagoda_fetch.core.address import check_digest, parse
+from pagoda_fetch.core.errors import FetchError, Transient, Unreachable
+from pagoda_fetch.core.progress import Phase, Progress
 from pagoda_fetch.download.job import Order, fetch
-from pagoda_fetch.nouns.address import check_digest, parse
-from pagoda_fetch.nouns.errors import FetchError, Transient, Unreachable
-from pagoda_fetch.nouns.progress import Phase, Progress
 from pagoda_fetch.sources.choose import Surroundings
 from pagoda_fetch.volume.lock import Holder
 from pagoda_fetch.volume.store import Store

@@ -15,11 +15,11 @@ from typing import Any, Final
 from pagoda_contracts.names import CLAIMS_MOUNT, CREDENTIALS_MOUNT, FETCHED_LINK, MODEL_MOUNT, PORT_FETCH, PORT_FETCH_PROBES
 from pagoda_contracts.units import parse_duration, parse_quantity
 
+from pagoda_fetch.core.address import check_digest, parse
+from pagoda_fetch.core.credentials import WORDS
+from pagoda_fetch.core.errors import ConfigRejected
+from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.download.job import Order
-from pagoda_fetch.nouns.address import check_digest, parse
-from pagoda_fetch.nouns.credentials import WORDS
-from pagoda_fetch.nouns.errors import ConfigRejected
-from pagoda_fetch.nouns.limits import Limits
 from pagoda_fetch.sources.choose import Surroundings
 
 _TERMINATION_LOG: Final = "/dev/termination-log"

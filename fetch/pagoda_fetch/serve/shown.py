@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from pagoda_fetch.nouns.progress import Progress
+from pagoda_fetch.core.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ def terminal() -> Console | None:
     return Console(stderr=True)
 
 
-async def on_terminal(told: AsyncIterator[Progress], name: str, console: Console) -> Progress:
+async def on_terminal(moments: AsyncIterator[Progress], name: str, console: Console) -> Progress:
     """The finished fetch, with a bar as long as it lasts. What an earlier try has fetched counts as done, not as speed."""
     from rich import progress as rich
 
@@ -50,17 +50,17 @@ async def on_terminal(told: AsyncIterator[Progress], name: str, console: Console
     last = Progress("resolving")
     with rich.Progress(*columns, console=console) as bar:
         task = bar.add_task(f"{last.phase} {name}", total=None, start=False)
-        async for last in told:
+        async for last in moments:
             if last.total and not bar.tasks[task].started:
                 bar.reset(task, total=last.total, completed=last.done)
             bar.update(task, description=f"{last.phase} {name}", completed=last.done)
     return last
 
 
-async def in_log(told: AsyncIterator[Progress], name: str, clock: Callable[[], float]) -> Progress:
+async def in_log(moments: AsyncIterator[Progress], name: str, clock: Callable[[], float]) -> Progress:
     """The finished fetch, with a line at its begin, every 10 s and at its end."""
     last, said = Progress("resolving"), float("-inf")
-    async for last in told:
+    async for last in moments:
         now = clock()
         if now - said >= _EVERY_S and last.phase != "done":
             said = now

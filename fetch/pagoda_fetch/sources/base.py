@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from pagoda_fetch.nouns.listing import Listing, RemoteFile
+from pagoda_fetch.core.listing import Listing, RemoteFile
 
 
 class Source(Protocol):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.credentials import Credential, load
-from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.credentials import Credential, load
+from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.claim import Claim
 from pagoda_fetch.sources.hub import Hub

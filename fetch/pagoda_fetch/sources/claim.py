@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.errors import NotFound, Refused, Unreachable
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import Listing, RemoteFile, select
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.errors import NotFound, Refused, Unreachable
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Listing, RemoteFile, select
 
 _CHUNK: Final = 1024 * 1024
 _MAX_ENTRIES: Final = 20_000

@@ -22,11 +22,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.credentials import Credential
-from pagoda_fetch.nouns.errors import FetchError, Forbidden, NotFound, Refused, Unreachable
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import Checksum, Listing, RemoteFile, select
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.credentials import Credential
+from pagoda_fetch.core.errors import FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Checksum, Listing, RemoteFile, select
 from pagoda_fetch.sources.web import Web, refusal
 
 
@@ -92,6 +92,6 @@ class Hub:
 def _file(sibling: Any) -> RemoteFile:
     name, lfs = str(sibling.rfilename), sibling.lfs
     if sibling.size is None:
-        raise Refused(f"the hub tells no size of {name[:200]!r}")
+        raise Refused(f"the hub gives no size of {name[:200]!r}")
     checksum = Checksum("sha256", lfs.sha256) if lfs else Checksum("git", sibling.blob_id) if sibling.blob_id else None
     return RemoteFile(name, int(lfs.size if lfs else sibling.size), name, str(sibling.blob_id or ""), checksum)

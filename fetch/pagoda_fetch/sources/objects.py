@@ -14,11 +14,11 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import GCSStore, S3Store
 
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.credentials import Credential
-from pagoda_fetch.nouns.errors import Changed, ConfigRejected, FetchError, Forbidden, NotFound, Refused, Unreachable
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import Listing, RemoteFile, select
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.credentials import Credential
+from pagoda_fetch.core.errors import Changed, ConfigRejected, FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Listing, RemoteFile, select
 
 _CHUNK: Final = 256 * 1024
 # A prefix with more objects is a mistake, such as a whole bucket.

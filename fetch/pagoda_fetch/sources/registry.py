@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from pagoda_fetch.nouns.address import Address
-from pagoda_fetch.nouns.credentials import Credential
-from pagoda_fetch.nouns.errors import Forbidden, Mismatch, Refused, Unsupported
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.listing import Checksum, Listing, RemoteFile, select
+from pagoda_fetch.core.address import Address
+from pagoda_fetch.core.credentials import Credential
+from pagoda_fetch.core.errors import Forbidden, Mismatch, Refused, Unsupported
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Checksum, Listing, RemoteFile, select
 from pagoda_fetch.sources.web import Web, parsed, url_of
 
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"

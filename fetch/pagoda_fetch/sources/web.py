@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx2
 
-from pagoda_fetch.nouns.errors import Changed, FetchError, Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.core.errors import Changed, FetchError, Forbidden, NotFound, Refused, Unreachable
 
 _MAX_HOPS: Final = 5
 _MAX_DOCUMENT: Final = 4 * 1024 * 1024

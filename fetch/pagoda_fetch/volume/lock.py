@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pagoda_fetch.nouns.errors import LockLost
-from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.core.errors import LockLost
+from pagoda_fetch.core.limits import Limits
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _PROCESSES: Final = Path("/proc/self/ns/pid")
@@ -69,7 +69,7 @@ class OwnedLock:
             self._lost = True
             return
         self._beats += 1
-        with suppress(OSError):  # a full disk: check() tells when it lasts
+        with suppress(OSError):  # a full disk: check() reports it when it lasts
             _sign(self._path, json.dumps([*self._me, self._beats]))
             self._signed = time.monotonic()
 

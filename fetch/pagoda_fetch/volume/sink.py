@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from pagoda_fetch.nouns.errors import Mismatch, Unreachable
-from pagoda_fetch.nouns.listing import RemoteFile
+from pagoda_fetch.core.errors import Mismatch, Unreachable
+from pagoda_fetch.core.listing import RemoteFile
 from pagoda_fetch.volume.store import PARTIAL, disk_error
 
 _BLOCK: Final = 1024 * 1024

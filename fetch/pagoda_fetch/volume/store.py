@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pagoda_fetch.nouns.errors import ConfigRejected, FetchError, NoRoom, Unreachable
-from pagoda_fetch.nouns.listing import folder, size_text, tree_digest
+from pagoda_fetch.core.errors import ConfigRejected, FetchError, NoRoom, Unreachable
+from pagoda_fetch.core.listing import folder, size_text, tree_digest
 
 PARTIAL: Final = ".partial"
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))

@@ -1,4 +1,4 @@
-"""QuotaReports: when a watcher is told what tenants used of their quotas' windows. One for each stream of server.py."""
+"""QuotaReports: when a watcher is sent what tenants used of their quotas' windows. One for each stream of server.py."""
 
 from __future__ import annotations
 

@@ -26,46 +26,46 @@ class Changes(NamedTuple):
 
 
 def event_of(message: pb.ProcessingRequest) -> Event:
-    """Returns what Envoy tells of; ProxyMisconfigured if it is nothing that this processor knows."""
+    """Returns what Envoy reports; ProxyMisconfigured if it is nothing that this processor knows."""
     kind = message.WhichOneof("request") or ""
     side = Side.REQUEST if kind.startswith("request") else Side.ANSWER
     if kind.endswith("headers"):
-        told = message.request_headers if side is Side.REQUEST else message.response_headers
-        return Head(side, _headers(told.headers), told.end_of_stream)
+        head = message.request_headers if side is Side.REQUEST else message.response_headers
+        return Head(side, _headers(head.headers), head.end_of_stream)
     if kind.endswith("body"):
         part = message.request_body if side is Side.REQUEST else message.response_body
         return Piece(side, part.body, part.end_of_stream)
     if kind.endswith("trailers"):
         return Trailers(side)
-    raise ProxyMisconfigured("a message of Envoy's tells of no headers, body or trailers")
+    raise ProxyMisconfigured("a message of Envoy has no headers, body or trailers")
 
 
-def _headers(told: pb.HeaderMap) -> CIMultiDict[str]:
+def _headers(sent: pb.HeaderMap) -> CIMultiDict[str]:
     """Envoy sends raw bytes, or text if it is configured so."""
-    return CIMultiDict((one.key, one.value or one.raw_value.decode(errors="surrogateescape")) for one in told.headers)
+    return CIMultiDict((one.key, one.value or one.raw_value.decode(errors="surrogateescape")) for one in sent.headers)
 
 
 def served_by(message: pb.ProcessingRequest) -> str:
     """Returns the address to which Envoy sent the request, "" if it does not say."""
-    told = message.metadata_context.filter_metadata
-    return told[METADATA_LB].fields[METADATA_SERVED].string_value if METADATA_LB in told else ""
+    metadata = message.metadata_context.filter_metadata
+    return metadata[METADATA_LB].fields[METADATA_SERVED].string_value if METADATA_LB in metadata else ""
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
     """Returns the addresses among which the picker may choose, None for all. Envoy writes a list, or text with commas."""
-    told = message.metadata_context.filter_metadata
-    if METADATA_SUBSET_HINT not in told or METADATA_SUBSET not in told[METADATA_SUBSET_HINT].fields:
+    metadata = message.metadata_context.filter_metadata
+    if METADATA_SUBSET_HINT not in metadata or METADATA_SUBSET not in metadata[METADATA_SUBSET_HINT].fields:
         return None
-    value = told[METADATA_SUBSET_HINT].fields[METADATA_SUBSET]
+    value = metadata[METADATA_SUBSET_HINT].fields[METADATA_SUBSET]
     several = [one.string_value for one in value.list_value.values] or value.string_value.split(",")
     return frozenset(one.strip() for one in several if one.strip())
 
 
 def refused_mode(message: pb.ProcessingRequest) -> str:
     """Returns the name of a body mode of Envoy's in which this processor would lose bodies, "" if there is none. Old ones say no mode."""
-    told = message.protocol_config
-    modes = [("request_body_mode", told.request_body_mode, {pb.FULL_DUPLEX_STREAMED})]
-    modes.append(("response_body_mode", told.response_body_mode, {pb.FULL_DUPLEX_STREAMED, pb.NONE}))
+    config = message.protocol_config
+    modes = [("request_body_mode", config.request_body_mode, {pb.FULL_DUPLEX_STREAMED})]
+    modes.append(("response_body_mode", config.response_body_mode, {pb.FULL_DUPLEX_STREAMED, pb.NONE}))
     wrong = [f"{name} {pb.BodySendMode.Name(mode)}" for name, mode, known in modes if mode not in known]
     return ", ".join(wrong) if message.HasField("protocol_config") else ""
 
@@ -82,18 +82,18 @@ def changes(before: CIMultiDict[str], after: CIMultiDict[str]) -> Changes:
     return Changes(put, sorted(name for name in names if name not in after))
 
 
-def routed(destination: str, told: Changes) -> pb.ProcessingResponse:
+def routed(destination: str, edits: Changes) -> pb.ProcessingResponse:
     """The request's head: where it goes, as a header and as metadata, because proxies read the one or the other."""
-    response = pb.CommonResponse(header_mutation=_mutation(told._replace(put={**told.put, HEADER_DESTINATION: destination})))
+    response = pb.CommonResponse(header_mutation=_mutation(edits._replace(put={**edits.put, HEADER_DESTINATION: destination})))
     response.clear_route_cache = True
     made = pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=response))
     made.dynamic_metadata.update({METADATA_LB: {HEADER_DESTINATION: destination}})
     return made
 
 
-def answered(told: Changes) -> pb.ProcessingResponse:
+def answered(edits: Changes) -> pb.ProcessingResponse:
     """The answer's head."""
-    response = pb.CommonResponse(header_mutation=_mutation(told))
+    response = pb.CommonResponse(header_mutation=_mutation(edits))
     return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=response))
 
 
@@ -119,9 +119,9 @@ def immediate(reply: Reply, more: Mapping[str, str]) -> pb.ProcessingResponse:
     return pb.ProcessingResponse(immediate_response=answer)
 
 
-def _mutation(told: Changes) -> pb.HeaderMutation:
+def _mutation(edits: Changes) -> pb.HeaderMutation:
     put = [
         pb.HeaderValueOption(header=pb.HeaderValue(key=name.lower(), raw_value=value.encode()), append_action=_OVERWRITE)
-        for name, value in told.put.items()
+        for name, value in edits.put.items()
     ]
-    return pb.HeaderMutation(set_headers=put, remove_headers=list(told.drop))
+    return pb.HeaderMutation(set_headers=put, remove_headers=list(edits.drop))

@@ -1,4 +1,4 @@
-"""Phases of one HTTP exchange as Envoy tells of it, and which answers are due. Pure: events in, chunks out; driven by session.py.
+"""Phases of one HTTP exchange as Envoy reports it, and which answers are due. Pure: events in, chunks out; driven by session.py.
 
 In the mode FULL_DUPLEX_STREAMED Envoy sends head, pieces of the body and trailers without waiting, and passes on only what it is sent
 back: one head, the body in pieces of any number, and trailers if there were some. So each direction is two machines, one per way.
@@ -64,7 +64,7 @@ class State(Enum):
 
 
 class Incoming:
-    """One message as Envoy tells of it."""
+    """One message as Envoy sends it."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -112,7 +112,7 @@ class Exchange:
 
 
 def chunks(data: bytes, *, end: bool) -> Iterator[Chunk]:
-    """Cuts the next bytes of a body. The end is told even if there are no bytes left to tell it with."""
+    """Cuts the next bytes of a body. The end is marked even if there are no bytes left to mark."""
     last = max(0, len(data) - 1) // CHUNK_BYTES * CHUNK_BYTES
     for at in range(0, last, CHUNK_BYTES):
         yield Chunk(data[at : at + CHUNK_BYTES], end=False)

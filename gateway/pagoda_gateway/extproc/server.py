@@ -60,12 +60,12 @@ class ExtProcServer:
         """Takes no new stream. Returns when the open ones have ended, or ends them after `seconds`."""
         await self._server.stop(seconds)
 
-    async def _process(self, told: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
+    async def _process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
         if not self._lets_in(context):
             log.warning("a caller may not ask the picker", peer=context.peer())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer SECRET`")
         try:
-            await Session(self._picker, told, context.write).run()
+            await Session(self._picker, requests, context.write).run()
         except GatewayError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 

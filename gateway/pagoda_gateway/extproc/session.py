@@ -40,7 +40,7 @@ from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.own_token import OwnToken
 
-# A held request starts a service that is at 0 replicas. Half a second is enough for that; Envoy is told to wait 10 s.
+# A held request starts a service that is at 0 replicas. Half a second is enough for that; Envoy's timeout is 10 s.
 HOLD_S: Final = 3.0
 
 Write = Callable[[pb.ProcessingResponse], Awaitable[None]]
@@ -69,8 +69,8 @@ class ClientLeft(ConnectionError):
 class Session:
     """One stream of Envoy's."""
 
-    def __init__(self, picker: Picker, told: AsyncIterator[pb.ProcessingRequest], write: Write) -> None:
-        self._picker, self._messages, self._write = picker, told, write
+    def __init__(self, picker: Picker, messages: AsyncIterator[pb.ProcessingRequest], write: Write) -> None:
+        self._picker, self._messages, self._write = picker, messages, write
         self._exchange, self._finish = Exchange(), FinishReasons()
         self._message = pb.ProcessingRequest()
         self._routed = False
@@ -89,7 +89,7 @@ class Session:
                 status = await self._answered(head, path, observed)
         finally:
             observed.end(status, self._picker.observe.clock_ms())
-            self._picker.observe.tell(observed)
+            self._picker.observe.record(observed)
 
     async def _answered(self, head: Head, path: str, observed: Observed) -> int:
         try:
@@ -190,7 +190,7 @@ class Session:
                 answer.moved(endpoint)
 
     async def _next(self) -> Event | None:
-        """Returns what Envoy tells next, None at the end of its stream."""
+        """Returns what Envoy sends next, None at the end of its stream."""
         message = await anext(self._messages, None)
         if message is None:
             return None

@@ -1,4 +1,4 @@
-"""Bounds: how many tokens are reserved for a request, and what its replica is told. Pure; called by requests/limiter.py."""
+"""Bounds: how many tokens are reserved for a request, and what is sent to its replica. Pure; called by requests/limiter.py."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ class Refusals:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._told = float("-inf")
+        self._logged = float("-inf")
 
     def add(self, code: str, now: float) -> None:
         """Counts one."""
         self._counts[code] += 1
-        if now - self._told >= _LOG_EVERY_S:
-            self._told = now
+        if now - self._logged >= _LOG_EVERY_S:
+            self._logged = now
             log.warning("connections_refused", **self._counts)
             self._counts.clear()
 
@@ -141,7 +141,7 @@ class Connection(web.RequestHandler):
 
 
 def too_large(bounds: Bounds) -> str:
-    """Returns what a client is told of the size of its headers."""
+    """Returns the error message for headers that are too large."""
     return f"a request has at most 128 headers of 8,190 bytes, and {bounds.head_bytes} bytes of them"
 
 

@@ -18,7 +18,7 @@ from pagoda_contracts.name_owners import ServedName
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pagoda_gateway.limits.told import Style
+from pagoda_gateway.limits.wording import Style
 from pagoda_gateway.proxy import body, parse
 from pagoda_gateway.proxy.authenticate import KEY_ID, TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits

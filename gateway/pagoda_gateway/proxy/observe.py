@@ -45,14 +45,14 @@ class Observe:
                 status = answer.status
             finally:
                 observed.end(status, self.clock_ms())
-                self.tell(observed)
+                self.record(observed)
                 if self.tracing is not None and span is not None and is_logged(observed):
                     self.tracing.end(span, observed)
             return answer
 
         return observe
 
-    def tell(self, observed: Observed) -> None:
+    def record(self, observed: Observed) -> None:
         """Records a request that has ended: its times, and its access line."""
         if (life := observed.life) is not None and life.asked_ms:
             ttft_ms = observed.ttft_ms

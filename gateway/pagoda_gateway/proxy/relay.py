@@ -57,7 +57,7 @@ _OTHER_NUMBERS: Final = b": this answer goes on at another replica, whose number
 
 
 class Life(Protocol):
-    """What a request's life is told of its stream."""
+    """What a request's life hears of its stream."""
 
     begun: bool
     fixed: bool

@@ -33,7 +33,7 @@ from typing import Final
 
 from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED
 
-from pagoda_gateway.limits.told import Refusal
+from pagoda_gateway.limits.wording import Refusal
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 

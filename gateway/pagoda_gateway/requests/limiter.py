@@ -22,7 +22,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.usage import Used
 
-from pagoda_gateway.limits import told
+from pagoda_gateway.limits import wording
 from pagoda_gateway.limits.bounds import UNBOUNDED, Bounds, TooLong, Wish, bounds
 from pagoda_gateway.limits.ledger import Ask, Ledger, Verdict, WindowCount
 from pagoda_gateway.limits.registry import Registry
@@ -90,7 +90,7 @@ class Asked(NamedTuple):
     tenant: str
     model: str
     wish: Callable[[], Wish]
-    style: told.Style = "openai"
+    style: wording.Style = "openai"
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Account:
     _ask: Ask | None = None
 
     def terms(self) -> dict[str, str]:
-        """Returns what the replica is told, as headers."""
+        """Returns what is sent to the replica, as headers."""
         limits = {
             HEADER_RESERVED_TOKENS: self._ask.tokens if self._ask is not None and _counts_tokens(self._ask.slots) else None,
             HEADER_MAX_CONTEXT: self.bounds.context,
@@ -134,8 +134,8 @@ class Account:
             return
         grown = self._ask._replace(tokens=tokens)
         if not await self._store.adjust(grown):
-            refused = told.Refusal("tokens", "", f"the request needs {tokens} tokens, and the tenant's quota has no room for them now", 1)
-            raise OverQuota(refused, {})
+            why = f"the request needs {tokens} tokens, and the tenant's quota has no room for them now"
+            raise OverQuota(wording.Refusal("tokens", "", why, 1), {})
         self._ask = grown
 
     def end(self) -> None:
@@ -188,9 +188,9 @@ class Limiter:
             return Account(policy, bound)
         ask = Ask(uuid4().hex, asked.tenant, limits, bound.tokens, wish.prompt + _LEAST_CLAIM)
         outcome = await self._store.reserve(ask)
-        headers = told.headers(outcome.ask.slots, outcome.verdict, asked.style)
+        headers = wording.headers(outcome.ask.slots, outcome.verdict, asked.style)
         if not outcome.verdict.granted:
-            refusal = told.refusal(outcome.ask, outcome.verdict, outcome.gateways)
+            refusal = wording.refusal(outcome.ask, outcome.verdict, outcome.gateways)
             self._refused(refusal.quota, refusal.kind)
             raise OverQuota(refusal, headers)
         return Account(policy, bound, headers=headers, _store=self._store, _ask=outcome.ask)

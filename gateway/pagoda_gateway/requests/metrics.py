@@ -49,9 +49,9 @@ class Metrics:
 
     def used(self, labels: Iterable[str], used: Used) -> None:
         """A request ended that used so many tokens. The caller bounds the labels."""
-        who = tuple(labels)
-        if (counters := self._tokens_of.get(who)) is None:
-            counters = self._tokens_of[who] = tuple(self._tokens.labels(*who, kind) for kind in ("prompt", "cached", "answer"))
+        key = tuple(labels)
+        if (counters := self._tokens_of.get(key)) is None:
+            counters = self._tokens_of[key] = tuple(self._tokens.labels(*key, kind) for kind in ("prompt", "cached", "answer"))
         for counter, tokens in zip(counters, (used.prompt - used.cached, used.cached, used.answer), strict=True):
             counter.inc(tokens)
 
@@ -92,7 +92,7 @@ class Metrics:
         for service in self._cache.services():
             endpoints, held = self._cache.endpoints(service), self._queue.count(service.key)
             self._held.labels(service.key).set(held)
-            self._pools.tell(service, endpoints, held, now_ms)
+            self._pools.update(service, endpoints, held, now_ms)
             for verdict, count in Counts(judge(endpoint, now_ms) for endpoint in endpoints).items():
                 self._endpoints.labels(service.key, verdict).set(count)
         return generate_latest(self._registry)

@@ -103,7 +103,7 @@ def letter(path: str, body: bytes, model: str, bounds: Bounds) -> Letter:
 
 
 class Meter:
-    """Reads the usage that an answer tells. A quote inside a text is escaped, so no text can look like one."""
+    """Reads the usage that an answer reports. A quote inside a text is escaped, so no text can look like one."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -116,9 +116,12 @@ class Meter:
     @property
     def used(self) -> Used | None:
         """What the answer said, None if it said nothing."""
-        told: Mapping[str, int] = self._counts
-        prompt, answer = told.get("prompt_tokens", told.get("input_tokens")), told.get("completion_tokens", told.get("output_tokens", 0))
-        return None if prompt is None else Used(prompt, min(prompt, told.get("cached_tokens", 0)), answer)
+        found: Mapping[str, int] = self._counts
+        prompt, answer = (
+            found.get("prompt_tokens", found.get("input_tokens")),
+            found.get("completion_tokens", found.get("output_tokens", 0)),
+        )
+        return None if prompt is None else Used(prompt, min(prompt, found.get("cached_tokens", 0)), answer)
 
 
 def without_usage(events: bytes) -> bytes:

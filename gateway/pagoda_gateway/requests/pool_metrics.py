@@ -1,4 +1,4 @@
-"""PoolMetrics: one service as llm-d's endpoint picker tells of one pool, under its names and under the older ones of its predecessor.
+"""PoolMetrics: one service as llm-d's endpoint picker reports one pool, under its names and under the older ones of its predecessor.
 
 Autoscalers and dashboards that are made for that picker read them unchanged. Gauges, computed at each scrape; called by metrics.py.
 """
@@ -27,7 +27,7 @@ class PoolMetrics:
         for gauge in self._gauges.values():
             gauge.clear()
 
-    def tell(self, service: Service, endpoints: Sequence[Endpoint], held: int, now_ms: float) -> None:
+    def update(self, service: Service, endpoints: Sequence[Endpoint], held: int, now_ms: float) -> None:
         """Sets one service's gauges."""
         frames = [one.frame for one in endpoints if one.frame is not None and judge(one, now_ms) == Verdict.READY]
         used = [frame.blocks_used / frame.blocks_total if frame.blocks_total else 0.0 for frame in frames]

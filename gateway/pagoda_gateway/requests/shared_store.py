@@ -54,10 +54,10 @@ _LEASE: Final = Lease()
 
 
 class SharedStore:
-    """`gateway` names this process and no other one, also not an earlier one of the same pod. `told` hears whether the store answers."""
+    """`gateway` names this process and no other one, also not an earlier one of the same pod. `notify` hears whether the store answers."""
 
-    def __init__(self, client: Redis, local: LocalStore, gateway: str, told: Callable[[bool], None], lease: Lease = _LEASE) -> None:
-        self._client, self._local, self._gateway, self._told, self._lease = client, local, gateway, told, lease
+    def __init__(self, client: Redis, local: LocalStore, gateway: str, notify: Callable[[bool], None], lease: Lease = _LEASE) -> None:
+        self._client, self._local, self._gateway, self._notify, self._lease = client, local, gateway, notify, lease
         self._shared: dict[str, Ask] = {}  # admitted by the store
         self._alone: dict[str, Ask] = {}  # admitted without it
         self._orders: asyncio.Queue[_Order] = asyncio.Queue()
@@ -72,7 +72,7 @@ class SharedStore:
             call = asyncio.create_task(self._call("reserve", ask))
             try:
                 found = await asyncio.shield(call)
-            except asyncio.CancelledError:  # the client left; the store is told so when it has answered
+            except asyncio.CancelledError:  # the client left; the store hears of it when it has answered
                 call.add_done_callback(lambda _: self._order("settle", ask._replace(tokens=0)))
                 raise
             except _LOST as error:
@@ -168,7 +168,7 @@ class SharedStore:
     def _found(self) -> None:
         self._down.clear()
         self._up.set()
-        self._told(True)
+        self._notify(True)
 
     def _lost(self, error: Exception) -> None:
         if self._up.is_set():
@@ -176,7 +176,7 @@ class SharedStore:
             log.warning("quotas: the store does not answer; each gateway takes its share of the limits", why=why)
         self._up.clear()
         self._down.set()
-        self._told(False)
+        self._notify(False)
 
     async def _load(self) -> None:
         self._sha = str(await self._client.script_load(SCRIPT))

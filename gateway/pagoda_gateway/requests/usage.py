@@ -38,9 +38,9 @@ class Usage:
         """A request has ended. `status` 0: it was cut, by its client or by a fault."""
         self._metrics.used(self._bounded(payer), used)
         if self._write is not None:
-            who = {"tenant": payer.tenant, "key": payer.key, "service": payer.service, "adapter": payer.adapter, "class": payer.tier}
+            labels = {"tenant": payer.tenant, "key": payer.key, "service": payer.service, "adapter": payer.adapter, "class": payer.tier}
             tokens = {"prompt_tokens": used.prompt - used.cached, "cached_tokens": used.cached, "answer_tokens": used.answer}
-            self._write("usage", **who, model=model, **tokens, request_id=request_id, status=status)
+            self._write("usage", **labels, model=model, **tokens, request_id=request_id, status=status)
 
     def _bounded(self, payer: Payer) -> Payer:
         if payer not in self._known:

@@ -42,8 +42,8 @@ def session(endpoint: Endpoint, request: RoutingRequest) -> float:
 def prefix(endpoint: Endpoint, request: RoutingRequest) -> float:
     """The part of the prompt's beginning that the endpoint has in its cache, while it has not said how long its steps take: later,
     `predicted_ttft` knows what that is worth."""
-    told = endpoint.frame is not None and endpoint.frame.step_token_us > 0
-    return 0.0 if told else cached_share(endpoint, request)
+    reported = endpoint.frame is not None and endpoint.frame.step_token_us > 0
+    return 0.0 if reported else cached_share(endpoint, request)
 
 
 def cached_share(endpoint: Endpoint, request: RoutingRequest) -> float:

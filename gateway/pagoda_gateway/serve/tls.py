@@ -46,7 +46,7 @@ class _Renewed:
         try:
             if (signature := self._stat()) == self._signature:
                 return
-            self._signature = signature  # also of files that cannot be used, so that they are read and told of once
+            self._signature = signature  # also of files that cannot be used, so that they are read and logged once
             self._now = _loaded(*self._files)
             log.info("certificate_renewed", file=str(self._files[0]))
         except (OSError, ValueError) as error:

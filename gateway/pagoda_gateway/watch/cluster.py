@@ -191,8 +191,8 @@ async def watch(
     """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account. `keys`: the namespace whose
     Secrets hold API keys, and the ring that they fill. `quotas` takes the TenantQuotas."""
     api = KubernetesApi(await _configuration(kubeconfig))
-    services = Cache[Service](_telling(cache.put_service, cache.delete_service))
-    replicas = Cache[Replica](_telling(cache.put_replica, cache.delete_replica))
+    services = Cache[Service](_updating(cache.put_service, cache.delete_service))
+    replicas = Cache[Replica](_updating(cache.put_replica, cache.delete_replica))
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
@@ -205,7 +205,7 @@ async def watch(
         await api.close()
 
 
-def _telling(put: Callable[[V], None], delete: Callable[[str], None]) -> Changed[V]:
+def _updating(put: Callable[[V], None], delete: Callable[[str], None]) -> Changed[V]:
     """What routing sees of an object is put; one of which it sees nothing any more is deleted."""
 
     def changed(key: Key, _before: V | None, after: V | None) -> None:

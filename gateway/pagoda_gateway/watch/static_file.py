@@ -42,7 +42,7 @@ class StaticService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routing: RoutingSpec = RoutingSpec()
 
 
-class StaticFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StaticServices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file."""
 
     services: tuple[StaticService, ...]
@@ -51,7 +51,7 @@ class StaticFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse(text: bytes) -> tuple[dict[str, Service], dict[str, Replica]]:
     """Returns services and replicas by key. ValueError (msgspec's) names what is wrong."""
     services, replicas = {}, {}
-    for order, static in enumerate(msgspec.json.decode(text, type=StaticFleet).services):
+    for order, static in enumerate(msgspec.json.decode(text, type=StaticServices).services):
         weights = tuple(static.weights.items())
         service, routing = Service(static.name, f"{order:08}", _CREATED, static.served_names, weights), static.routing
         services[static.name] = service._replace(policy=routing.kind(), hold=routing.holds(), overflow=routing.overflows())

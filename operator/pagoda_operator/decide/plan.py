@@ -48,7 +48,7 @@ class Plan:
     denied: str = ""
     # What must be known before anything can be decided.
     undecided: Undecided | None = None
-    # When a wait is over of which no event tells, in Unix seconds.
+    # When a wait is over that ends without an event, in Unix seconds.
     again_at: float | None = None
     # No quota has room for what this would make more of; it is not among the writes.
     over_quota: str = ""

@@ -39,7 +39,7 @@ _Verdict = tuple[Reason, str]
 
 
 class Used(NamedTuple):
-    """Devices that are charged, and what gateways admitted within each window; None while no gateway has told it."""
+    """Devices that are charged, and what gateways admitted within each window; None while no gateway has reported it."""
 
     devices: Devices
     windows: tuple[WindowUsage, ...] | None = ()

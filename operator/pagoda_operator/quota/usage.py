@@ -16,7 +16,7 @@ class QuotaUsages:
         self._reports: dict[str, QuotaReport] = {}
 
     def hear(self, gateway: str, report: QuotaReport) -> None:
-        """A gateway told what it admitted."""
+        """A gateway reported what it admitted."""
         self._reports[gateway] = report
 
     def forget(self, gateway: str) -> None:
@@ -24,7 +24,7 @@ class QuotaUsages:
         self._reports.pop(gateway, None)
 
     def of(self, quota: str, spec: TenantQuotaSpec, now_s: float) -> tuple[WindowUsage, ...] | None:
-        """Returns what was used of each window of a quota; None while no gateway has told anything."""
+        """Returns what was used of each window of a quota; None while no gateway has reported anything."""
         if not self._reports:
             return None
         return tuple(_window(limit, self._sums(quota, limit, now_s)) for limit in spec.limits)

@@ -22,7 +22,7 @@ from pagoda_operator.decide.scale.demand import KEPT, Level, amended
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import decide
-from pagoda_operator.replay.simulation import Bounds, Fleet, Policy, Replica
+from pagoda_operator.replay.simulation import Bounds, Policy, Replica, SimulatedService
 
 PERIOD_S: Final = 15.0
 _FILL: Final = 0.8  # of a replica's rows, which the HPA aims at
@@ -76,7 +76,7 @@ class Calendar:
 
 
 class Watcher:
-    """Measures the fleet and calls `scaling.decide` with what it remembers."""
+    """Measures the service and calls `scaling.decide` with what it remembers."""
 
     def __init__(self, kind: Replica, spec: ScalingSpec, calendar: Calendar) -> None:
         self._kind, self._spec, self._calendar = kind, spec, calendar
@@ -88,55 +88,55 @@ class Watcher:
         self._sorted_of = 0
         self.last: Decision | None = None
 
-    def __call__(self, fleet: Fleet) -> int:
+    def __call__(self, service: SimulatedService) -> int:
         """Returns the replicas wanted."""
-        if not self._measure(fleet):
-            return len(fleet.wanted)
-        signals = ServiceSignals(tuple(self._measures), fresh=True, held=len(fleet.held))
-        moment = Moment(fleet.now, self._calendar.origin + fleet.now)
-        self.last, self._memory = decide(self._basis(fleet), signals, self._memory, moment)
-        return len(fleet.wanted) if self.last is None else self.last.replicas
+        if not self._measure(service):
+            return len(service.wanted)
+        signals = ServiceSignals(tuple(self._measures), fresh=True, held=len(service.held))
+        moment = Moment(service.now, self._calendar.origin + service.now)
+        self.last, self._memory = decide(self._basis(service), signals, self._memory, moment)
+        return len(service.wanted) if self.last is None else self.last.replicas
 
-    def _basis(self, fleet: Fleet) -> Basis:
-        members, count = fleet.wanted, len(fleet.wanted)
+    def _basis(self, service: SimulatedService) -> Basis:
+        members, count = service.wanted, len(service.wanted)
         return Basis(
             spec=self._spec,
             replicas=count,
             current=count,
-            ready=len(fleet.ready),
-            starting=tuple(self._calendar.origin + member.born for member in members if member.ready_at > fleet.now),
+            ready=len(service.ready),
+            starting=tuple(self._calendar.origin + member.born for member in members if member.ready_at > service.now),
             rows=self._kind.rows,
             accelerator=_ACCELERATOR,
             day_s=self._calendar.day_s,
         )
 
-    def _measure(self, fleet: Fleet) -> bool:
+    def _measure(self, service: SimulatedService) -> bool:
         """Measures; whether a decision is due: at a bin's end, or if the level is worse than at the last decision."""
-        running, waiting = sum(m.running for m in fleet.members), sum(len(m.queue) for m in fleet.members)
-        kv = sum(m.blocks for m in fleet.members) / (self._kind.blocks * max(1, len(fleet.members)))
-        level = Level(running, waiting, len(fleet.held), kv, self._p95(fleet))
-        if fleet.now % BIN_S:
+        running, waiting = sum(m.running for m in service.members), sum(len(m.queue) for m in service.members)
+        kv = sum(m.blocks for m in service.members) / (self._kind.blocks * max(1, len(service.members)))
+        level = Level(running, waiting, len(service.held), kv, self._p95(service))
+        if service.now % BIN_S:
             if not self._measures or not level.worse(self._level):
                 return False
             self._measures[-1] = amended(self._measures[-1], level)
         else:
-            self._measures.append(self._bin(fleet, level))
+            self._measures.append(self._bin(service, level))
         self._level = level
         return True
 
-    def _bin(self, fleet: Fleet, level: Level) -> Measure:
-        arrived, inside = fleet.arrived - self._arrived, level.running + level.waiting + level.held
+    def _bin(self, service: SimulatedService, level: Level) -> Measure:
+        arrived, inside = service.arrived - self._arrived, level.running + level.waiting + level.held
         ended = arrived - (inside - self._inside)
-        self._arrived, self._inside = fleet.arrived, inside
-        return Measure(fleet.now, arrived, ended, *level)
+        self._arrived, self._inside = service.arrived, inside
+        return Measure(service.now, arrived, ended, *level)
 
-    def _p95(self, fleet: Fleet) -> float:
+    def _p95(self, service: SimulatedService) -> float:
         """Returns the p95 of the last minute's first tokens. They are kept in order, because sorting them took most of a replay."""
-        for _, ttft in islice(fleet.ttfts, self._sorted_of, None):
+        for _, ttft in islice(service.ttfts, self._sorted_of, None):
             insort(self._sorted, ttft)
-        while fleet.ttfts and fleet.ttfts[0][0] < fleet.now - 60:
-            del self._sorted[bisect_left(self._sorted, fleet.ttfts.popleft()[1])]
-        self._sorted_of = len(fleet.ttfts)
+        while service.ttfts and service.ttfts[0][0] < service.now - 60:
+            del self._sorted[bisect_left(self._sorted, service.ttfts.popleft()[1])]
+        self._sorted_of = len(service.ttfts)
         return self._sorted[int(0.95 * (len(self._sorted) - 1))] if self._sorted else 0.0
 
 
@@ -144,9 +144,9 @@ def hpa(kind: Replica, bounds: Bounds) -> Policy:
     """Returns an HPA on the requests per replica, which fills four fifths of its rows."""
     state = Hpa(_FILL * kind.rows, bounds.least, bounds.most)
 
-    def decide(fleet: Fleet) -> int:
-        ready = fleet.ready
-        return state.decide(fleet.now, len(fleet.wanted), len(ready), sum(member.load for member in ready) + len(fleet.held))
+    def decide(service: SimulatedService) -> int:
+        ready = service.ready
+        return state.decide(service.now, len(service.wanted), len(ready), sum(member.load for member in ready) + len(service.held))
 
     return Policy("hpa", decide, PERIOD_S)
 

@@ -36,7 +36,7 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One replica of the fleet."""
+    """One replica of the service."""
 
     born: float
     ready_at: float
@@ -60,7 +60,7 @@ class Tally:
     longest_wait_s: float = 0.0
 
 
-class Fleet:
+class SimulatedService:
     """Replicas and requests, moved on by `until` and `order`."""
 
     def __init__(self, kind: Replica, replicas: int, ttft_s: float) -> None:
@@ -168,7 +168,7 @@ class Policy:
     """`decide` returns the replicas wanted every `period_s` seconds; the course has a line every `course_s`."""
 
     name: str
-    decide: Callable[[Fleet], int]
+    decide: Callable[[SimulatedService], int]
     period_s: float
     course_s: float = 0.0
 
@@ -209,26 +209,26 @@ class Outcome:
 
 def replay(arrivals: Iterable[Arrival], policy: Policy, kind: Replica, bounds: Bounds) -> Outcome:
     """Replays until the last answer has ended. `gpu_hours` are replica-hours, each from the replica's order to its end."""
-    fleet = Fleet(kind, bounds.least, bounds.ttft_s)
+    service = SimulatedService(kind, bounds.least, bounds.ttft_s)
     course: list[Sample] = []
     pending = deque(arrivals)
     tick, changes, too_long = 0.0, 0, 0
-    while pending or any(member.load for member in fleet.members) or fleet.held:
+    while pending or any(member.load for member in service.members) or service.held:
         tick += policy.period_s
         while pending and pending[0].at < tick:
             too_long += pending[0].prompt * kind.prompt_s > bounds.ttft_s
-            fleet.arrive(pending.popleft())
-        fleet.until(tick)
-        wanted = min(bounds.most, max(bounds.least, policy.decide(fleet)))
-        changes += wanted != len(fleet.wanted)
-        fleet.order(wanted)
+            service.arrive(pending.popleft())
+        service.until(tick)
+        wanted = min(bounds.most, max(bounds.least, policy.decide(service)))
+        changes += wanted != len(service.wanted)
+        service.order(wanted)
         if not policy.course_s or tick % policy.course_s == 0:
-            course.append(_sample(fleet))
-    tally = fleet.tally
+            course.append(_sample(service))
+    tally = service.tally
     return Outcome(policy.name, tally.served, tally.missed, too_long, tally.paid_s / 3600, tally.longest_wait_s, changes, tuple(course))
 
 
-def _sample(fleet: Fleet) -> Sample:
-    running = sum(member.running for member in fleet.members)
-    waiting = sum(len(member.queue) for member in fleet.members) + len(fleet.held)
-    return Sample(fleet.now, len(fleet.wanted), len(fleet.ready), running, waiting)
+def _sample(service: SimulatedService) -> Sample:
+    running = sum(member.running for member in service.members)
+    waiting = sum(len(member.queue) for member in service.members) + len(service.held)
+    return Sample(service.now, len(service.wanted), len(service.ready), running, waiting)

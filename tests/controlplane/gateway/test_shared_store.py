@@ -108,8 +108,8 @@ async def test_without_the_store_each_takes_its_share_and_the_store_hears_of_it_
 def test_gateways_that_race_and_are_killed_never_use_more_than_the_limit(tmp_path: Path):
     """A hundred thousand of them: bench/quota.py."""
     with redis_server(tmp_path) as server:
-        told = Race(server.url, tmp_path, tries=3000, limit=100_000, kills=3, lease=(3000, 1.0)).run()
-    assert told["overshoot"] == 0, told
-    assert told["real_tokens"] <= told["charged_tokens"] <= told["limit"], told
-    assert told["real_tokens"] > told["limit"] / 2, "lost and unused reservations are back"
-    assert told["admitted"] < told["tries"], "the limit was reached"
+        outcome = Race(server.url, tmp_path, tries=3000, limit=100_000, kills=3, lease=(3000, 1.0)).run()
+    assert outcome["overshoot"] == 0, outcome
+    assert outcome["real_tokens"] <= outcome["charged_tokens"] <= outcome["limit"], outcome
+    assert outcome["real_tokens"] > outcome["limit"] / 2, "lost and unused reservations are back"
+    assert outcome["admitted"] < outcome["tries"], "the limit was reached"

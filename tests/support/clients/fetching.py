@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pagoda_fetch.core.address import parse
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.progress import Progress
 from pagoda_fetch.download.job import Order, fetch
-from pagoda_fetch.nouns.address import parse
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.progress import Progress
 from pagoda_fetch.sources.choose import Surroundings
 from pagoda_fetch.volume.lock import myself
 from pagoda_fetch.volume.store import Store

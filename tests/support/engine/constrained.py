@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import FromEngine, Grammar, Ready, RowOutput, Shutdown, StepOutput, ToEngine
 from pagoda_daemon.engine.grammars import MakePool, pool_maker
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import FromEngine, Grammar, Ready, RowOutput, Shutdown, StepOutput, ToEngine
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from pagoda_daemon.simulated.fleet.engine import LocalWire

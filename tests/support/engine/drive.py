@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult
-from pagoda_daemon.nouns.messages import RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, StepResult
+from pagoda_daemon.core.messages import RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, expire, submit
 from pagoda_daemon.scheduler.commit import commit

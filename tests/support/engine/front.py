@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_daemon.nouns.messages import FromEngine, RowOutput, Shutdown, StepOutput, ToEngine
+from pagoda_daemon.core.messages import FromEngine, RowOutput, Shutdown, StepOutput, ToEngine
 
 T = TypeVar("T", bound=msgspec.Struct)
 

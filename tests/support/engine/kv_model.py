@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from pagoda_contracts.prefix import Scope
+from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.kv.accounts import KvAccounts
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.index import Match
-from pagoda_daemon.nouns.batch import WorkerLimits
 
 ROWS, BLOCK, LONGEST, TOKENS = 5, 4, 40, 2
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.config import parse_spec
 from pagoda_daemon.model.decoder import Decoder, Flat
 from pagoda_daemon.model.packed import Packer
 from pagoda_daemon.model.weights import allocate, destinations
-from pagoda_daemon.nouns.batch import StepPlan
 from pagoda_kernels.cpu.native import Batch, NativeDecoder
 
 BLOCKS = 64

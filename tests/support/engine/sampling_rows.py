@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import GREEDY, SamplingRows, ShapedRow
-from pagoda_daemon.nouns.sampling import DRAW, NUMBERS, OFF, DrawRows, Sampling, Shaping, draw_of
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import GREEDY, SamplingRows, ShapedRow
+from pagoda_daemon.core.sampling import DRAW, NUMBERS, OFF, DrawRows, Sampling, Shaping, draw_of
 from pagoda_daemon.runner.sampler import Sampler
 
 

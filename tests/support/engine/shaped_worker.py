@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pagoda_daemon.nouns.batch import StepPlan, StepResult
+from pagoda_daemon.core.batch import StepPlan, StepResult
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, next_token
 
 

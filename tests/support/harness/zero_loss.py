@@ -176,8 +176,8 @@ class Place:
         pods, service = self.real.pods(), self.real.service()
         status = service.get("status", {})
         ready = next((one for one in status.get("conditions", []) if one["type"] == "Ready"), {})
-        told = status.get("observedGeneration") == service["metadata"]["generation"] and ready.get("reason") == "Available"
-        return told and len(pods) == REPLICAS and len({revision(pod) for pod in pods}) == 1 and all(map(is_ready, pods))
+        reported = status.get("observedGeneration") == service["metadata"]["generation"] and ready.get("reason") == "Available"
+        return reported and len(pods) == REPLICAS and len({revision(pod) for pod in pods}) == 1 and all(map(is_ready, pods))
 
     async def edit(self, back: int = 0) -> set[str]:
         """Asks for another revision, or for one of before; returns the names of the pods of now."""

@@ -51,7 +51,7 @@ def doubles(events: Sequence[Event]) -> Iterator[str]:
     """I2, at every instant: one Deployment per service, revision and accelerator."""
     for state in states(events):
         names = Counter(_identity(body) for body in _of(state, DEPLOYMENTS) if _stays(body))
-        yield from (f"I2: {count} Deployments for {who}" for who, count in names.items() if count > 1)
+        yield from (f"I2: {count} Deployments for {name}" for name, count in names.items() if count > 1)
 
 
 def surplus_replicas(events: Sequence[Event]) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _promised(state: State, word: str) -> int:
             going += _charged(pod, word)
         else:
             pods[_identity(pod)] += _charged(pod, word)
-    return going + sum(max(target, pods[who]) for who, target in targets.items())
+    return going + sum(max(target, pods[name]) for name, target in targets.items())
 
 
 def _charged(body: Body, word: str) -> int:
@@ -121,12 +121,12 @@ def rivals(journal: Sequence[Entry], identities: Mapping[int, str]) -> Iterator[
     for entry in journal:
         if not (entry.seen.write and entry.seen.number and 200 <= entry.code < 300):
             continue
-        who = identities[entry.seen.listener]
+        identity = identities[entry.seen.listener]
         holder, life = ([(name, life) for done, name, life in taken if done < entry.at] or [("", entry.life)])[-1]
-        if holder != who:
-            yield f"I10: {entry.seen.method} {entry.seen.path} by {who} while {holder or 'nobody'} leads"
+        if holder != identity:
+            yield f"I10: {entry.seen.method} {entry.seen.path} by {identity} while {holder or 'nobody'} leads"
         elif life != entry.life and entry.seen.number > 0 and entry.at >= began.get(entry.life, 0.0):
-            yield f"I10: {entry.seen.method} {entry.seen.path} by life {entry.life} of {who}, life {life} leads"
+            yield f"I10: {entry.seen.method} {entry.seen.path} by life {entry.life} of {identity}, life {life} leads"
 
 
 def _began(journal: Sequence[Entry]) -> dict[int, float]:

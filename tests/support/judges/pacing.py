@@ -57,11 +57,11 @@ def flips(events: Sequence[Event], allowed: int = FLIPS) -> Iterator[str]:
         if event.kind != SERVICES.kind:
             continue
         for condition in event.body.get("status", {}).get("conditions", []):
-            who, status = (event.body["metadata"]["uid"], condition["type"]), condition["status"]
-            before = seen.setdefault(who, status)
+            key, status = (event.body["metadata"]["uid"], condition["type"]), condition["status"]
+            before = seen.setdefault(key, status)
             if before != status:
-                turns.setdefault((*who, bisect_right(points, event.version)), [before]).append(status)
-                seen[who] = status
+                turns.setdefault((*key, bisect_right(points, event.version)), [before]).append(status)
+                seen[key] = status
     yield from (
         f"I8: in change {change} {kind} went {' '.join(reported)}"
         for (_, kind, change), reported in turns.items()

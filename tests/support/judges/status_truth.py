@@ -43,9 +43,9 @@ def _lies(body: Body) -> Iterator[str]:
 
 
 def unfounded(events: Sequence[Event], lag: float = LAG_S) -> Iterator[str]:
-    """I8, at every instant: of whoever says that so many replicas are ready, so many pods were Ready at once: since the generation that
-    he speaks of, and at most `lag` seconds ago."""
-    services: dict[str, _Told] = defaultdict(_Told)
+    """I8, at every instant: if a status says that so many replicas are ready, so many pods were Ready at once: since the generation that
+    it speaks of, and at most `lag` seconds ago."""
+    services: dict[str, _Reported] = defaultdict(_Reported)
     ready: dict[str, str] = {}
     now = 0.0
     for event in events:
@@ -76,7 +76,7 @@ class _Level(NamedTuple):
 
 
 @dataclass
-class _Told:
+class _Reported:
     """What one service's status says, and how many of its pods were Ready since the generation that it speaks of came."""
 
     levels: list[_Level] = field(default_factory=lambda: [_Level(0.0, 0)])

@@ -193,7 +193,7 @@ class FakeApi:
                 del self.objects[key]
 
     def control(self) -> None:
-        """One round of the Deployment controller: pods to match, status told."""
+        """One round of the Deployment controller: pods to match, status written."""
         for deployment in self.of(DEPLOYMENTS):
             mine = [pod for pod in self.of(PODS) if pod["metadata"]["ownerReferences"][0]["uid"] == deployment["metadata"]["uid"]]
             wanted = deployment["spec"]["replicas"]

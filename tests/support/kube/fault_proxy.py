@@ -104,7 +104,7 @@ class FaultProxy:
             self._loop.call_soon_threadsafe(_hang_up, request)
 
     def mute_watches(self) -> None:
-        """No open watch says anything any more, and none ends: the other side is gone and nobody was told."""
+        """No open watch says anything any more, and none ends: the other side is gone without notice."""
         self._muted |= self._watches.keys()
 
     def watched(self, since: float) -> set[str]:

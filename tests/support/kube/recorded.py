@@ -65,7 +65,7 @@ class Recorder:
         follower, last = Follower(self._kube, resource, "" if resource == QUOTAS else self._namespace, self.events.append), False
         refused = 0.0  # since when: one that has just begun, or whose store has, answers 4xx and 5xx for a while
         while not last:
-            last = self._closing.is_set()  # then once more: what happened before the end is told before that watch ends
+            last = self._closing.is_set()  # then once more: what happened before the end is sent before that watch ends
             try:
                 follower.step()
                 if last:
@@ -107,7 +107,7 @@ class Follower:
                 self._note(event["type"], event["object"])
 
     def look(self) -> None:
-        """What is there and was not told, or is no more and was not told."""
+        """What exists and was not reported, or is gone and was not reported."""
         items, version = self._kube.listed(self._resource, self._namespace)
         here = {body["metadata"]["uid"]: body for body in items}
         for uid, body in here.items():

@@ -1,6 +1,6 @@
 """A hub on loopback, as huggingface_hub asks one: the API's listing, addresses by commit, large files behind a signed redirect, ranges.
 
-It is as strict as a real one. Sizes and digests are told only where blobs are asked for, a redirect needs its signature, and a range that
+It is as strict as a real one. Sizes and digests are sent only where blobs are asked for, a redirect needs its signature, and a range that
 begins after the end is refused.
 
 Beside it serves whatever else a test puts on its shelf. It logs what it was asked and counts the bytes that it sent of each file.

@@ -13,8 +13,8 @@ import grpc.aio
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.units import parse_duration
 from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.core.errors import EngineDied
 from pagoda_daemon.engine.build import Progress
-from pagoda_daemon.nouns.errors import EngineDied
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.worker import Worker

@@ -25,8 +25,8 @@ from pagoda_contracts.names import GRPC_GENERATE
 from pagoda_contracts.pb.inference_pb2 import GenerateRequest, GenerateResponse, Sampling
 from pagoda_daemon.api.front.front import Backing, Front, Ports
 from pagoda_daemon.api.http.connection import Bounds
+from pagoda_daemon.core.messages import Abort, Submit, ToEngine
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.nouns.messages import Abort, Submit, ToEngine
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.device import worker as simulated
 from pagoda_daemon.simulated.fleet.engine import LocalEngine

@@ -23,7 +23,7 @@ MISSING = "no Redis or Valkey server: apt-get install redis-tools"
 
 @dataclass
 class RedisServer:
-    """`url` is what a gateway is told."""
+    """`url` is the setting of a gateway."""
 
     socket: Path
     process: subprocess.Popen[bytes]

@@ -16,10 +16,10 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.core.messages import Life, Ready, Refusal, RowOutput, TokenLogprob
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
-from pagoda_daemon.nouns.messages import Life, Ready, Refusal, RowOutput, TokenLogprob
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 

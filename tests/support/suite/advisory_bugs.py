@@ -28,11 +28,11 @@ from pagoda_daemon.api.openai import errors as api_errors
 from pagoda_daemon.api.openai import fields, requests, sampling, strict, structured
 from pagoda_daemon.api.routes import admission as front_admission
 from pagoda_daemon.api.routes import submitting
+from pagoda_daemon.core.errors import ModelRejected
+from pagoda_daemon.core.sampling import Number
 from pagoda_daemon.engine import loop, wire
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.model import config, files, loader
-from pagoda_daemon.nouns.errors import ModelRejected
-from pagoda_daemon.nouns.sampling import Number
 from pagoda_daemon.scheduler import admission
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.text import template_worker, tokens
@@ -215,7 +215,7 @@ def paths_are_rebuilt_from_the_host(patch: Patch) -> None:
 
 
 @plant
-def bugs_are_told_to_clients(patch: Patch) -> None:
+def bugs_are_reported_to_clients(patch: Patch) -> None:
     def report(_request: Any, error: Exception) -> Response:
         reply = api_errors.ErrorReply(api_errors.ErrorBody(repr(error), "server_error", None, "internal_error"))
         return Response(msgspec.json.encode(reply), 500)
@@ -230,7 +230,7 @@ def refusals_name_their_code(patch: Patch) -> None:
 
 
 @plant
-def device_errors_are_told_to_clients(patch: Patch) -> None:
+def device_errors_are_reported_to_clients(patch: Patch) -> None:
     def lose(self: Any, state: Any, failed: Any) -> None:
         ended = fail_step(state, str(failed.error))
         self._landed(state)

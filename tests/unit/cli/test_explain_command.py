@@ -51,6 +51,6 @@ def test_scripts_get_the_fields(capsys):
     assert run(["explain", "wellknown", "--json"]) == 2
     assert capsys.readouterr().out == ""
     assert run(["explain", "QuotaExceeded", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["kind"], told["condition"], told["personOnly"]) == ("QuotaExceeded", "InferenceService", "Stalled", True)
-    assert set(told) == {"name", "kind", "condition", "meaning", "action", "personOnly", "warning"}
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["kind"], row["condition"], row["personOnly"]) == ("QuotaExceeded", "InferenceService", "Stalled", True)
+    assert set(row) == {"name", "kind", "condition", "meaning", "action", "personOnly", "warning"}

@@ -129,9 +129,9 @@ def test_it_prints_all_that_the_operator_said(ask, cluster):
 
 def test_scripts_get_one_object(ask, cluster):
     code, out, _ = ask("service/chat", "-o", "json")
-    told = json.loads(out)
-    assert (code, told["service"], told["placement"]) == (0, "team/chat", STATUS["placement"])
-    assert [quota["name"] for quota in told["quotas"]] == ["blue"]
+    answer = json.loads(out)
+    assert (code, answer["service"], answer["placement"]) == (0, "team/chat", STATUS["placement"])
+    assert [quota["name"] for quota in answer["quotas"]] == ["blue"]
 
 
 def test_kubectl_is_asked_with_the_users_words(ask, cluster):

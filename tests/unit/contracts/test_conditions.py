@@ -56,6 +56,6 @@ def test_the_page_has_a_row_for_each_reason():
 def test_chart_and_docs_know_no_other_reason():
     """Argo CD's health in Lua, examples with jq, and prose."""
     paths = [*(ROOT / "charts").rglob("*.lua"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    told = {word for path in paths for found in ELSEWHERE.findall(path.read_text()) for word in found if word}
-    assert "ScaledToZero" in told
-    assert told - {reason.name for reason in reasons()} == set()
+    named = {word for path in paths for found in ELSEWHERE.findall(path.read_text()) for word in found if word}
+    assert "ScaledToZero" in named
+    assert named - {reason.name for reason in reasons()} == set()

@@ -40,8 +40,8 @@ def test_the_vectors_hold(vector):
 
 def test_another_program_gets_the_same_root():
     data = b"pagoda.prefix.v1\0tokens\0" + bytes([16, 0, 0, 0]) + bytes([1, 0, 0, 0]) + b"a" + bytes([1, 0, 0, 0]) + b"m" + bytes(4)
-    told = subprocess.run(["b2sum", "-l", "128"], input=data, capture_output=True, check=True).stdout.split()[0].decode()
-    assert root(TENANT, "tokens", 16).hex() == told
+    digest = subprocess.run(["b2sum", "-l", "128"], input=data, capture_output=True, check=True).stdout.split()[0].decode()
+    assert root(TENANT, "tokens", 16).hex() == digest
 
 
 @given(TOKENS, TOKENS, st.sampled_from([1, 4, 16]))

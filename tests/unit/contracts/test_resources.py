@@ -74,8 +74,8 @@ BAD = [
 def test_refusals_name_the_field_or_what_is_accepted(path, value, expected):
     with pytest.raises(ValidationError) as refusal:
         InferenceService.model_validate(edited(path, value))
-    told = [".".join(map(str, error["loc"])) + ": " + error["msg"] for error in refusal.value.errors()]
-    assert any(expected in line for line in told), told
+    messages = [".".join(map(str, error["loc"])) + ": " + error["msg"] for error in refusal.value.errors()]
+    assert any(expected in line for line in messages), messages
 
 
 def test_a_reader_of_live_objects_ignores_what_a_newer_version_added():
@@ -117,8 +117,8 @@ def test_every_object_of_the_version_before_is_still_valid(name):
 def test_a_narrowed_schema_is_found(change, found):
     before, now = schema_of(CRDS["inferenceservices"]), copy.deepcopy(schema_of(CRDS["inferenceservices"]))
     change(now["properties"]["spec"])
-    (told,) = narrowed(before, now, "")
-    assert told.startswith(found)
+    (complaint,) = narrowed(before, now, "")
+    assert complaint.startswith(found)
 
 
 def schema_of(crd):
@@ -202,8 +202,8 @@ class Bounded(Model):
 
 
 def test_a_transition_reaches_the_schema_without_a_rule_beside_it():
-    told = {"rule": "self.number == oldSelf.number", "message": "number is immutable", "fieldPath": ".number"}
-    assert structural(Bounded)["properties"]["spec"]["x-kubernetes-validations"] == [told]
+    validation = {"rule": "self.number == oldSelf.number", "message": "number is immutable", "fieldPath": ".number"}
+    assert structural(Bounded)["properties"]["spec"]["x-kubernetes-validations"] == [validation]
 
 
 class Unbounded(Model):

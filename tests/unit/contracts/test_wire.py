@@ -40,7 +40,7 @@ def test_protos_break_nothing_that_0_1_said(before):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
+    ("file", "old", "new", "message"),
     [
         ("daemon.proto", "uint64 epoch = 3;\n  // Uid", "uint64 epoch = 9;\n  // Uid", "SetStateRequest.epoch = 3 is 9 now"),
         ("daemon.proto", "  uint32 waiting = 11;\n", "", "State.waiting = 11 is gone"),
@@ -57,8 +57,8 @@ def test_protos_break_nothing_that_0_1_said(before):
         ("inference.proto", "repeated uint32 ids = 2;", "repeated uint32 ids = 2 [packed = false];", "Tokens.ids = 2 was"),
     ],
 )
-def test_a_planted_break_of_a_proto_is_found(before, tmp_path, file, old, new, told):
-    assert [line for line in proto_breaks(before, planted(tmp_path, file, old, new)) if line.startswith(told)]
+def test_a_planted_break_of_a_proto_is_found(before, tmp_path, file, old, new, message):
+    assert [line for line in proto_breaks(before, planted(tmp_path, file, old, new)) if line.startswith(message)]
 
 
 def test_what_is_added_to_a_proto_breaks_nothing(before, tmp_path):
@@ -97,7 +97,7 @@ def engine(schema):
 
 
 @pytest.mark.parametrize(
-    ("plant", "told"),
+    ("plant", "message"),
     [
         (lambda schema: engine(schema)["properties"].pop("blockSize"), "EngineConfig.blockSize is gone"),
         (lambda schema: engine(schema)["properties"].update(blockSize={"type": "string"}), "EngineConfig.blockSize was"),
@@ -109,7 +109,7 @@ def engine(schema):
         (lambda schema: schema.update(additionalProperties=False), "the whole takes other unknown fields than before"),
     ],
 )
-def test_a_planted_break_of_daemon_config_is_found(plant, told):
+def test_a_planted_break_of_daemon_config_is_found(plant, message):
     schema = DaemonConfig.model_json_schema(by_alias=True)
     plant(schema)
-    assert [line for line in schema_breaks(SCHEMA, schema) if line.startswith(told)]
+    assert [line for line in schema_breaks(SCHEMA, schema) if line.startswith(message)]

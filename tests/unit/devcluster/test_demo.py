@@ -41,7 +41,7 @@ CHANGES = [
     ("requirements/daemon.txt", {"daemon"}),
     ("kube/pagoda_kube/cache.py", {"operator", "gateway"}),
     ("gateway/Dockerfile", {"gateway"}),
-    ("fetch/pagoda_fetch/nouns/names.py", {"fetch"}),
+    ("fetch/pagoda_fetch/core/names.py", {"fetch"}),
     ("kernels/pagoda_kernels/cpu/src/attention.h", {"daemon", "daemon-thin"}),
     ("operator/README.md", set()),
 ]

@@ -4,9 +4,9 @@ import json
 from base64 import b64encode
 
 import pytest
-from pagoda_fetch.nouns.address import check_digest, parse
-from pagoda_fetch.nouns.credentials import load
-from pagoda_fetch.nouns.errors import ConfigRejected, Unsupported
+from pagoda_fetch.core.address import check_digest, parse
+from pagoda_fetch.core.credentials import load
+from pagoda_fetch.core.errors import ConfigRejected, Unsupported
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_a_docker_login_is_for_its_own_registry(tmp_path):
     assert credential.registry("ghcr.example") == ("robot", "pass:word")
     assert (credential.registry("other:5000"), credential.registry("evil.example")) == (("u", "p"), None)
     (tmp_path / "reg/.dockerconfigjson").write_text('{"auths": [s3cret]}')
-    with pytest.raises(ConfigRejected) as told:
+    with pytest.raises(ConfigRejected) as raised:
         load("reg", tmp_path, {})
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(raised.value)

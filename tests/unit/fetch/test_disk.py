@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from pagoda_fetch.nouns.errors import ConfigRejected, NoRoom
+from pagoda_fetch.core.errors import ConfigRejected, NoRoom
 from pagoda_fetch.volume.sink import Sink
 from pagoda_fetch.volume.store import Store, point
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from pagoda_fetch.core.address import parse
+from pagoda_fetch.core.errors import Mismatch, Refused
 from pagoda_fetch.download.inspecting import LIMIT, compact, inspect, line
 from pagoda_fetch.download.job import Order
-from pagoda_fetch.nouns.address import parse
-from pagoda_fetch.nouns.errors import Mismatch, Refused
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import published
 from support.clients.fetching import CONFIG, LARGE, TAKEN, Fetcher, model_files
@@ -26,12 +26,12 @@ def ask(tmp_path, hub):
 
 
 async def test_it_reports_sizes_and_moves_no_weights(tmp_path, hub):
-    told = await ask(tmp_path, hub)
-    assert told["weightBytes"] == sum(len(body) for name, body in FILES.items() if name.endswith(".safetensors"))
-    assert (told["files"], told["bytes"], told["revision"]) == (len(TAKEN), sum(len(FILES[name]) for name in TAKEN), COMMIT)
-    assert told["config"] == {"model_type": "llama", "hidden_size": 64}
+    report = await ask(tmp_path, hub)
+    assert report["weightBytes"] == sum(len(body) for name, body in FILES.items() if name.endswith(".safetensors"))
+    assert (report["files"], report["bytes"], report["revision"]) == (len(TAKEN), sum(len(FILES[name]) for name in TAKEN), COMMIT)
+    assert report["config"] == {"model_type": "llama", "hidden_size": 64}
     assert set(hub.sent) == {"config.json"}
-    assert len(line(told)) < LIMIT < len(json.dumps(CONFIG))
+    assert len(line(report)) < LIMIT < len(json.dumps(CONFIG))
     assert LARGE not in hub.sent
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from pagoda_fetch.nouns.errors import LockLost
+from pagoda_fetch.core.errors import LockLost
 from pagoda_fetch.volume.lock import Holder, OwnedLock, locked, myself, surely_dead
 from support.clients.fetching import LARGE, QUICK, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub

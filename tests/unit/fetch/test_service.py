@@ -1,4 +1,4 @@
-"""gRPC `pagoda.v1.Fetch` on loopback: what a daemon asks and is told."""
+"""gRPC `pagoda.v1.Fetch` on loopback: what a daemon asks and gets."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -49,9 +49,9 @@ async def serving(fetcher):
 
 async def test_progress_streams_and_ends_with_the_place(fetcher, hub):
     async with serving(fetcher) as call:
-        told = [progress async for progress in call(FetchRequest(uri="hf://org/model"))]
-    assert told[0].phase == FETCH_PHASE_RESOLVING
-    last = told[-1]
+        moments = [progress async for progress in call(FetchRequest(uri="hf://org/model"))]
+    assert moments[0].phase == FETCH_PHASE_RESOLVING
+    last = moments[-1]
     assert (last.phase, last.bytes_done) == (FETCH_PHASE_DONE, last.bytes_total)
     assert last.path.endswith(last.digest.replace(":", "-"))
     assert fetcher.published() == [last.path.rpartition("/")[2]]

@@ -6,8 +6,8 @@ import io
 import sys
 
 import pytest
-from pagoda_fetch.nouns.errors import Unreachable
-from pagoda_fetch.nouns.progress import Progress
+from pagoda_fetch.core.errors import Unreachable
+from pagoda_fetch.core.progress import Progress
 from pagoda_fetch.serve import shown
 from rich.console import Console
 from structlog.testing import capture_logs
@@ -22,7 +22,7 @@ ALL = (
 )
 
 
-async def told(moments=ALL, error=None):
+async def phases(moments=ALL, error=None):
     for one in moments:
         yield one
     if error is not None:
@@ -35,7 +35,7 @@ def console():
 
 async def test_a_terminal_has_a_bar_with_bytes_and_phase():
     screen = console()
-    assert await shown.on_terminal(told(), NAME, screen) == ALL[-1]
+    assert await shown.on_terminal(phases(), NAME, screen) == ALL[-1]
     text = screen.file.getvalue()
     assert f"done {NAME}" in text
     assert "104.9/104.9 MB" in text
@@ -44,7 +44,7 @@ async def test_a_terminal_has_a_bar_with_bytes_and_phase():
 async def test_what_was_there_already_is_no_speed():
     """Resumed at 40 of 100 MiB: the bar begins there."""
     screen = console()
-    await shown.on_terminal(told(ALL[:2]), NAME, screen)
+    await shown.on_terminal(phases(ALL[:2]), NAME, screen)
     assert "41.9/104.9 MB" in screen.file.getvalue()
     assert "MB/s" not in screen.file.getvalue()
 
@@ -52,14 +52,14 @@ async def test_what_was_there_already_is_no_speed():
 async def test_a_fetch_that_fails_leaves_the_bar_and_raises():
     screen = console()
     with pytest.raises(Unreachable):
-        await shown.on_terminal(told(ALL[:3], Unreachable("gone")), NAME, screen)
+        await shown.on_terminal(phases(ALL[:3], Unreachable("gone")), NAME, screen)
     assert screen.file.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
 async def test_elsewhere_lines_come_at_most_every_ten_seconds():
     now = iter(range(0, 1000, 4))
     with capture_logs() as found:
-        assert await shown.in_log(told(), NAME, lambda: next(now)) == ALL[-1]
+        assert await shown.in_log(phases(), NAME, lambda: next(now)) == ALL[-1]
     assert [(line["event"], line.get("done")) for line in found] == [("resolving", 0), ("fetching", 90 * MIB), ("complete", None)]
 
 

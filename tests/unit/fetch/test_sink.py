@@ -3,8 +3,8 @@
 import hashlib
 
 import pytest
-from pagoda_fetch.nouns.errors import Mismatch
-from pagoda_fetch.nouns.listing import Checksum, RemoteFile
+from pagoda_fetch.core.errors import Mismatch
+from pagoda_fetch.core.listing import Checksum, RemoteFile
 from pagoda_fetch.volume.sink import Sink
 
 BODY = bytes(range(256)) * 40

@@ -3,7 +3,7 @@
 from contextlib import aclosing
 
 import pytest
-from pagoda_fetch.nouns.errors import Forbidden, NotFound, Refused, Unreachable
+from pagoda_fetch.core.errors import Forbidden, NotFound, Refused, Unreachable
 from pagoda_fetch.sources.web import Web
 from support.servers.failing_server import FailingServer
 from support.servers.fetch_hub import running_hub
@@ -36,9 +36,9 @@ async def streamed(web, url, offset, headers=None):
     return came, ""
 
 
-def ranged(server, told, body):
+def ranged(server, content_range, body):
     """A file that is answered with 206, whatever was asked for."""
-    headers = {"content-range": told} if told else {}
+    headers = {"content-range": content_range} if content_range else {}
     server.extra["/file"] = lambda request: request.answer(206, body, headers)
     return f"{server.url}/file"
 
@@ -48,9 +48,9 @@ async def test_the_range_that_was_asked_for_is_taken(web, server):
     assert server.asked_for("/file")[0]["range"] == "bytes=3-9"
 
 
-@pytest.mark.parametrize("told", ["bytes 0-9/10", "bytes 2-9/10", "bytes 4-9/10", "bytes 30-39/40", "bytes */10", "3-9/10", ""])
-async def test_another_range_than_asked_for_is_refused_before_a_byte_of_it(web, server, told):
-    came, error = await streamed(web, ranged(server, told, BODY), 3)
+@pytest.mark.parametrize("content_range", ["bytes 0-9/10", "bytes 2-9/10", "bytes 4-9/10", "bytes 30-39/40", "bytes */10", "3-9/10", ""])
+async def test_another_range_than_asked_for_is_refused_before_a_byte_of_it(web, server, content_range):
+    came, error = await streamed(web, ranged(server, content_range, BODY), 3)
     assert came == b""
     assert error.endswith("asked for bytes from 3, was sent others")
 
@@ -68,8 +68,8 @@ async def test_a_credential_follows_a_redirect_on_its_own_server_alone(web, serv
         target.extra["/blob"] = lambda request: request.answer(200, BODY)
         sent = {"authorization": "Bearer s3cret", "Cookie": "s3cret", "x-other": "kept"}
         assert await streamed(web, f"{server.url}/file", 0, sent) == (BODY, "")
-        (told,) = target.asked_for("/blob")
-        assert ("s3cret" in " ".join(told.values()), told["x-other"]) == (not elsewhere, "kept")
+        (headers,) = target.asked_for("/blob")
+        assert ("s3cret" in " ".join(headers.values()), headers["x-other"]) == (not elsewhere, "kept")
 
 
 @pytest.mark.parametrize("how", ["reset", "half a head", "half a body", "half a chunk"])

@@ -56,9 +56,9 @@ class Bench:
     async def sees(self, **verdicts: int) -> None:
         """Returns when so many endpoints have these verdicts."""
         for verdict, count in verdicts.items():
-            await self.told("endpoints", count, verdict=verdict)
+            await self.metric_is("endpoints", count, verdict=verdict)
 
-    async def told(self, metric: str, value: float, **labels: str) -> None:
+    async def metric_is(self, metric: str, value: float, **labels: str) -> None:
         """Returns when the gateway's metrics say so: its view is eventual, a test's step is not."""
         async with asyncio.timeout(120):
             while True:

@@ -9,8 +9,8 @@ from pagoda_kube.cache import Cache, Item, Key
 A, B = Key("ns", "a"), Key("ns", "b")
 
 
-class Told(list):
-    """What the cache's owner was told."""
+class Changes(list):
+    """The changes that the cache reported."""
 
     def __call__(self, key, before, after):
         self.append((key.name, before, after))
@@ -21,7 +21,7 @@ def item(key, version, value="v"):
 
 
 def made():
-    reported = Told()
+    reported = Changes()
     return Cache(reported), reported
 
 

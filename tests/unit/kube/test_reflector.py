@@ -23,7 +23,7 @@ def pod(name: str, version: str = "1", **metadata) -> dict:
 
 
 def read(raw: msgspec.Raw) -> Item[str]:
-    """What is kept of a pod is its version, so that each of them is told."""
+    """What is kept of a pod is its version, so that each of them is reported."""
     metadata = msgspec.json.decode(raw)["metadata"]
     return Item(Key(metadata["namespace"], metadata["name"]), metadata["resourceVersion"], metadata["resourceVersion"])
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.packed import KINDS, packed_weight_bytes
 from pagoda_daemon.model.weights import weight_bytes
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.host import Memory
 from pagoda_daemon.runner.kv_size import kv_shape, needs
 from pagoda_sizing.errors import SizingError

@@ -26,7 +26,7 @@ from pagoda_daemon.api.access.caller import ANYBODY, Principal, authorization, c
 from pagoda_daemon.api.access.jwks import Proof, Tokens
 from pagoda_daemon.api.access.keys import OF_FLAG, Keys
 from pagoda_daemon.api.access.roles import NOBODY, OPEN, PEER_ROUTES, ROUTES, Roles
-from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, Unauthenticated
+from pagoda_daemon.core.errors import ConfigRejected, Forbidden, Unauthenticated
 
 _REMEMBERED: Final = 1024
 _FOR_EVER: Final = float("inf")
@@ -35,7 +35,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Guard:
-    """`clock` tells Unix seconds."""
+    """`clock` returns Unix seconds."""
 
     def __init__(self, config: AuthConfig | None, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

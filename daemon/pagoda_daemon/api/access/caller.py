@@ -34,8 +34,8 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, from_header
 
-from pagoda_daemon.nouns.errors import BadRequest, shown
-from pagoda_daemon.nouns.messages import Prefix, Submit
+from pagoda_daemon.core.errors import BadRequest, shown
+from pagoda_daemon.core.messages import Prefix, Submit
 from pagoda_daemon.scheduler.request import MAX_PRIORITY
 
 ROLE_CLIENT: Final = "client"  # holds a bearer key
@@ -64,7 +64,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """Bounds of the tenant's quota, in tokens: `reserved` for all prompts and answers, `context` for prompt and answer, `default` for an
-    answer whose request sets no bound. None: not bounded. `reports`: the gateway is told what was used (contracts, `notes.py`)."""
+    answer whose request sets no bound. None: not bounded. `reports`: the gateway gets what was used (contracts, `notes.py`)."""
 
     reserved: int | None = None
     context: int | None = None

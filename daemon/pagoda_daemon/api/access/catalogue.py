@@ -20,9 +20,9 @@ import structlog
 from pagoda_contracts.launch import AdaptersConfig
 from pagoda_contracts.metrics import LORA_INFO, Metric
 
+from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected, AdapterTaken, ConfigRejected, ModelNotFound, shown
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import AdapterMissing, AdapterRejected, AdapterTaken, ConfigRejected, ModelNotFound, shown
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from pagoda_contracts.launch import TokensConfig
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.access.watched import WatchedFile
-from pagoda_daemon.nouns.errors import Unauthenticated
+from pagoda_daemon.core.errors import Unauthenticated
 
 NO_ROLE: Final = ""
 

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 import structlog
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class WatchedFile(Generic[T]):
 
     def _read(self) -> T:
         signature = self._stat()
-        self._signature = signature  # also of a wrong file, so that it is parsed and told of once
+        self._signature = signature  # also of a wrong file, so that it is parsed and logged once
         with self._path.open("rb") as file:
             data = file.read(self._most_bytes + 1)
         if len(data) > self._most_bytes:

@@ -25,7 +25,7 @@ from pagoda_daemon.api.openai.messages import Message, TextPart
 from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.openai.structured import NamedSchema, ResponseFormat, SchemaFormat, check_json
 from pagoda_daemon.api.openai.tools import CalledFunction, CalledTool, Function, NamedFunction, NamedTool, Tool, ToolChoice
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 NO_THREADS: Final = "thread_unsupported_request"  # by this word Anthropic's client goes on without a thread
 UNKNOWN: Final = "unknown_parameter"

@@ -38,7 +38,7 @@ from pagoda_daemon.api.anthropic.replies import (
     event,
 )
 from pagoda_daemon.api.openai.replies import Answer, Head, TextEvents, Usage
-from pagoda_daemon.nouns.errors import DaemonError, RequestFailed, shown
+from pagoda_daemon.core.errors import DaemonError, RequestFailed, shown
 from pagoda_daemon.text.answer import Piece
 
 _OPENAI_CALL: Final = "call_"

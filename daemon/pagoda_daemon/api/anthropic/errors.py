@@ -14,7 +14,7 @@ from starlette.responses import Response
 from pagoda_daemon.api.anthropic.conversion import NO_THREADS, UNKNOWN
 from pagoda_daemon.api.openai import errors
 from pagoda_daemon.api.openai.errors import JSON, ErrorReply
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded
 
 Type = Literal[
     "invalid_request_error",
@@ -38,7 +38,7 @@ _TYPES: Final[dict[int, Type]] = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-# Names of chat fields that a shared check may tell, and the names that they have in a message.
+# Names of chat fields that a shared check may name, and the names that they have in a message.
 _NAMES: Final = (
     (re.compile(r"^tools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
     (re.compile(r"^tools\[(\d+)\]\.function"), r"tools[\1]"),
@@ -81,7 +81,7 @@ def own_name(place: str) -> str:
 
 
 def status_of(error: DaemonError, status: int) -> int:
-    """Returns the status for an error that OpenAI's API would tell by `status`."""
+    """Returns the status for an error that OpenAI's API would report as `status`."""
     if isinstance(error, DeadlineExceeded):
         return 504
     return OVERLOADED if status == 503 else status

@@ -1,6 +1,6 @@
 """faulty_parts: the front's own injected faults. Called by `process.py`; without `DaemonConfig.testing.faults` it gives the real parts.
 
-Shows from the outside that a loop that stands still is noticed, and its clients are told, from another thread.
+Shows from the outside that a loop that stands still is noticed, and its clients get an error, from another thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import structlog
 from pagoda_contracts.launch import TestingConfig
 
+from pagoda_daemon.core.messages import FromEngine, StepOutput
 from pagoda_daemon.engine.client import EngineClient
 from pagoda_daemon.engine.start import Wires
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import FromEngine, StepOutput
 from pagoda_daemon.text.detokenize import Detokenizer
 from pagoda_daemon.text.tokens import ModelText
 

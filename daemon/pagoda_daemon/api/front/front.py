@@ -41,11 +41,11 @@ from pagoda_daemon.api.http.tracing import tracing
 from pagoda_daemon.api.http.web import Web
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator as TextGenerator
+from pagoda_daemon.core.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
 from pagoda_daemon.metrics import Build, Counts, Exposition, ModelWork, Slo
-from pagoda_daemon.nouns.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.text.files import read_json
 from pagoda_daemon.text.tokens import ModelText
@@ -107,7 +107,7 @@ class Front:
         self._web, self._tls = Web.of(config.listen, closed=self._guard.closed), tls_context(config.listen.tls)
         self._tracing = tracing(settings.tracing, settings.version, wished=config.tracing is not None)
         self._text, self._bounds, self._tidy = backing.text, backing.bounds or default_bounds(), backing.tidy
-        # An engine may be loaded before the tokenizer is read and the ports are open: ready is who can be dialled.
+        # An engine may be loaded before the tokenizer is read and the ports are open: only a replica that can be dialled is ready.
         self.replica = Replica(time.monotonic(), listening=False)
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
             self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits.of(config.health))

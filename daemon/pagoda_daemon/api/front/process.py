@@ -23,11 +23,11 @@ from pagoda_daemon.api.front.faulty import faulty_parts
 from pagoda_daemon.api.front.front import Backing, Front, Ports
 from pagoda_daemon.api.front.startup_text import StartupText
 from pagoda_daemon.api.routes.preparing import THREAD
+from pagoda_daemon.core.errors import ConfigRejected, EngineDied
 from pagoda_daemon.engine.client import EngineClient, EngineLink
 from pagoda_daemon.engine.start import Wires, start_engine, wires
 from pagoda_daemon.health.replica import Limits, Replica
 from pagoda_daemon.health.watchdog import EXIT_STUCK, Ends, Watchdog
-from pagoda_daemon.nouns.errors import ConfigRejected, EngineDied
 from pagoda_daemon.process.logs import SteadyLogger
 from pagoda_daemon.process.settings import Settings
 
@@ -100,7 +100,7 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
 
     def abrupt(why: str) -> None:
         sent = front.send_final_errors(EngineDied("this replica stands still and ends"))
-        log.error("ended_abruptly", why=why, told=sent)
+        log.error("ended_abruptly", why=why, clients_answered=sent)
         _tidy(settings, process)
         os._exit(EXIT_STUCK)
 

@@ -1,4 +1,4 @@
-"""What `pagoda-daemon serve` tells the person who started it, on stderr: how far the load is, and once it is there, what to type.
+"""What `pagoda-daemon serve` prints for the person who started it, on stderr: how far the load is, and once it is there, what to type.
 
 Made by `front.py` for stand-alone starts alone; in a pod the log, the probes and the state frames say the same to machines.
 """
@@ -12,8 +12,8 @@ from typing import Final
 
 from pagoda_contracts.pb.daemon_pb2 import Phase
 
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import Ready
 
 _LINES: Final = 10  # of a whole load
 

@@ -25,9 +25,9 @@ from pagoda_contracts.pb.daemon_pb2 import (
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Method
+from pagoda_daemon.core.errors import BadRequest, Draining, NotBuilt, WrongReplica
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import BadRequest, Draining, NotBuilt, WrongReplica
 
 log = structlog.get_logger()
 

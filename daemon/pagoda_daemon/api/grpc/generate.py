@@ -37,11 +37,11 @@ from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.core.errors import BadRequest, DaemonError, context_exceeded
+from pagoda_daemon.core.messages import Ready, RowOutput, Submit
+from pagoda_daemon.core.sampling import NUMBERS, Sampling
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, context_exceeded
-from pagoda_daemon.nouns.messages import Ready, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import NUMBERS, Sampling
 
 log = structlog.get_logger()
 
@@ -59,7 +59,7 @@ class GenerateService:
     def method(self) -> Method:
         return Method(GRPC_GENERATE, pb.GenerateRequest, stream=self.generate)
 
-    async def generate(self, who: Principal, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[pb.GenerateResponse]:
+    async def generate(self, principal: Principal, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[pb.GenerateResponse]:
         """The gRPC method."""
         try:
             with self.admission.reading() as hold, self.admission.admit(), pinning(self.admission.adapters) as pins:
@@ -67,7 +67,7 @@ class GenerateService:
                 arrived = time.monotonic()
                 limits, ends = self.admission.limits_of(request.model, self.served_names), self.generator.text.stop_ids
                 adapter = pins.digest_of(request.model, self.served_names)
-                terms = terms_of(who, request, arrived, context.time_remaining())
+                terms = terms_of(principal, request, arrived, context.time_remaining())
                 making = self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
                 message = structs.replace(terms.stamp(await in_time(terms.deadline_ms, making)), adapter=adapter)
                 if len(message.resumed) >= message.sampling.max_tokens:
@@ -84,7 +84,7 @@ class GenerateService:
             yield pb.GenerateResponse(failed=pb.Failed(code=reply.code or "", message=reply.message, retryable=retryable(error)))
 
     async def _events(self, message: Submit, stream: Stream, record: Record) -> AsyncGenerator[pb.GenerateResponse]:
-        """Until its end; left early, the engine is told to stop."""
+        """Until its end; if it is left early, the engine is asked to stop."""
         counts, engine = self.generator.counts, self.generator.engine
         said, reason = 0, None
         rows: deque[RowOutput] = deque()
@@ -149,7 +149,7 @@ def sampling_of(given: pb.Sampling, max_tokens: int, vocab_size: int, stop_ids: 
     )
 
 
-def terms_of(who: Principal, request: pb.GenerateRequest, arrived: float, call_s: float | None) -> Terms:
+def terms_of(principal: Principal, request: pb.GenerateRequest, arrived: float, call_s: float | None) -> Terms:
     """As of an HTTP request with the same words in its headers. The earlier of the request's deadline and the call's own counts."""
     if any(len(one) != HASH_BYTES for one in request.prefix_hashes):
         raise BadRequest(f"prefix_hashes must have {HASH_BYTES} bytes each", "prefix_hashes")
@@ -162,7 +162,7 @@ def terms_of(who: Principal, request: pb.GenerateRequest, arrived: float, call_s
         HEADER_PREFIX_HASHES: to_header(request.prefix_hashes),
     }
     limits = [left for left in (request.deadline_ms, None if call_s is None else int(call_s * 1000)) if left]
-    terms = caller(who, said, arrived).terms
+    terms = caller(principal, said, arrived).terms
     return terms.until(deadline_at(min(limits), arrived)) if limits else terms
 
 

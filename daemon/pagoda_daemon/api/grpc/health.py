@@ -1,6 +1,6 @@
 """The standard health service (grpc.health.v1), for load balancers that know nothing of Pagoda. Made by `front.py`.
 
-SERVING is what /readyz says: accepting requests. Open to all; it tells one bit. Kubelet uses the HTTP probes, which have a thread of
+SERVING is what /readyz says: accepting requests. Open to all; it shows one bit. Kubelet uses the HTTP probes, which have a thread of
 their own.
 """
 
@@ -16,8 +16,8 @@ from pagoda_contracts.names import GRPC_DAEMON, GRPC_HEALTH_CHECK, GRPC_HEALTH_W
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Method
+from pagoda_daemon.core.errors import Overloaded, shown
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import Overloaded, shown
 
 _SERVICES: Final = frozenset(("", GRPC_DAEMON, GRPC_INFERENCE))  # "" is the server as a whole
 

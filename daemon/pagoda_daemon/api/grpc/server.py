@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.access.roles import METHODS, NOBODY
-from pagoda_daemon.nouns.errors import (
+from pagoda_daemon.core.errors import (
     BadRequest,
     DaemonError,
     DeadlineExceeded,
@@ -133,7 +133,7 @@ def _refusing(error: DaemonError) -> Any:
 
 
 def _serving(method: Method, principal: Principal) -> Any:
-    """As a stream of requests whatever the method's kind: so the first one, and who never sends it, can be waited for with a limit."""
+    """As a stream of requests whatever the method's kind: so the wait for the first one has a limit, also if the caller never sends it."""
 
     async def serve(_requests: Any, context: Context) -> None:
         try:

@@ -16,10 +16,10 @@ from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Method
+from pagoda_daemon.core.errors import Overloaded
 from pagoda_daemon.health.prefixes import News, Reader
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts
-from pagoda_daemon.nouns.errors import Overloaded
 
 log = structlog.get_logger()
 

@@ -50,10 +50,10 @@ from pagoda_daemon.api.routes.messages import CreateMessage, count_tokens
 from pagoda_daemon.api.routes.openapi import ADAPTER_OPERATIONS, HTML, OPERATIONS, Load, Version, document
 from pagoda_daemon.api.routes.responses import Respond
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, TextRoute, TokenizeRequest, detokenize, tokenize
+from pagoda_daemon.core.errors import BadRequest, DaemonError, ModelNotFound, shown
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.metrics.text import CONTENT_TYPE
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, ModelNotFound, shown
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 

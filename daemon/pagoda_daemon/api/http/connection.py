@@ -204,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """uvicorn tells only the request that came last; one that runs before it would run on for nobody."""
+        """uvicorn notifies only the request that came last; one that runs before it would run on for nobody."""
         if self._reset is not None:
             self._reset.close()
         for timer in (self._timer, self._stall, self._rest):

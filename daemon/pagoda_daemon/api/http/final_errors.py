@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pagoda_daemon.api.http.half_closed import BEGIN
 from pagoda_daemon.api.http.refusals import final_events_of, response_of
-from pagoda_daemon.nouns.errors import DaemonError
+from pagoda_daemon.core.errors import DaemonError
 
 log = structlog.get_logger()
 

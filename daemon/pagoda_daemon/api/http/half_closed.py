@@ -1,6 +1,6 @@
 """A client that has shut down its sending side: does it still read, or is it gone? Used by `connection` alone.
 
-TCP tells both in the same way, by a FIN. The difference shows when something is written: whoever still reads takes it, and the kernel of
+TCP signals both in the same way, by a FIN. The difference shows when something is written: whoever still reads takes it, and the kernel of
 one that is gone answers with a reset. So at the FIN the first bytes of the answer are written, which are the same in every answer.
 """
 
@@ -36,7 +36,7 @@ class Reset:
     def __init__(self, fileno: int, gone: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._poll = select.epoll()
-        self._poll.register(fileno, 0)  # a reset is told unasked
+        self._poll.register(fileno, 0)  # a reset is always reported
         self._loop.add_reader(self._poll.fileno(), gone)
 
     def close(self) -> None:

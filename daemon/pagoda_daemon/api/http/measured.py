@@ -70,5 +70,5 @@ class Measured:
 def _ended(scope: Scope, handler: str, status: int, records: Sequence[Record]) -> Ended:
     state, headers = scope["state"], Headers(scope=scope)
     times = (state["arrived"], time.monotonic())
-    told = (state.get("model", ""), state.get("refusal", ""), headers.get("traceparent", ""))
-    return Ended(state["request_id"], scope["method"], handler, status, *times, *told, records)
+    fields = (state.get("model", ""), state.get("refusal", ""), headers.get("traceparent", ""))
+    return Ended(state["request_id"], scope["method"], handler, status, *times, *fields, records)

@@ -16,7 +16,7 @@ from pagoda_daemon.api.anthropic import errors as anthropic
 from pagoda_daemon.api.anthropic import replies
 from pagoda_daemon.api.openai import errors as openai
 from pagoda_daemon.api.openai.replies import DONE, event
-from pagoda_daemon.nouns.errors import DaemonError
+from pagoda_daemon.core.errors import DaemonError
 
 _MESSAGES: Final = "/v1/messages"
 HEADER_MESSAGE_ID: Final = "request-id"

@@ -1,4 +1,4 @@
-"""What OpenTelemetry is told of a request that ended: a span for the whole, and one for each part of its way. Pure.
+"""The spans of a request that ended, for OpenTelemetry: a span for the whole, and one for each part of its way. Pure.
 
 Names are those of OpenTelemetry's conventions for generative AI and for HTTP. Counts, times and names only; no text. Sent by `tracing`.
 """
@@ -77,19 +77,19 @@ def error_of(ended: Ended) -> str | None:
 
 
 def _generated(records: Sequence[Record]) -> dict[str, Value | None]:
-    told = access(records)
+    fields = access(records)
     choices = sum(record.choices for record in records)
     return {
         "gen_ai.request.max_tokens": max(record.max_tokens for record in records),
         "gen_ai.request.choice.count": choices if choices > 1 else None,
-        "gen_ai.usage.input_tokens": told["prompt_tokens"],
-        "gen_ai.usage.output_tokens": told["completion_tokens"],
-        "gen_ai.usage.cache_read.input_tokens": told["cached_tokens"],
-        "gen_ai.response.finish_reasons": told["finish"],
-        "gen_ai.response.time_to_first_chunk": None if told["ttft_ms"] is None else told["ttft_ms"] / 1000,
-        "pagoda.tenant": told["tenant"] or None,
-        "pagoda.itl.mean_ms": told["itl_ms"],
-        "pagoda.itl.p95_ms": told["itl_p95_ms"],
+        "gen_ai.usage.input_tokens": fields["prompt_tokens"],
+        "gen_ai.usage.output_tokens": fields["completion_tokens"],
+        "gen_ai.usage.cache_read.input_tokens": fields["cached_tokens"],
+        "gen_ai.response.finish_reasons": fields["finish"],
+        "gen_ai.response.time_to_first_chunk": None if fields["ttft_ms"] is None else fields["ttft_ms"] / 1000,
+        "pagoda.tenant": fields["tenant"] or None,
+        "pagoda.itl.mean_ms": fields["itl_ms"],
+        "pagoda.itl.p95_ms": fields["itl_p95_ms"],
     }
 
 

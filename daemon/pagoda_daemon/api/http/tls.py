@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 from pagoda_contracts.launch import TlsConfig
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class _Renewed:
         try:
             if (signature := self._stat()) == self._signature:
                 return
-            self._signature = signature  # also of files that cannot be used, so that they are read and told of once
+            self._signature = signature  # also of files that cannot be used, so that they are read and logged once
             self._now = _loaded(self._config)
             log.info("certificate_renewed", path=self._config.cert_file)
         except (OSError, ConfigRejected) as error:

@@ -17,8 +17,8 @@ import structlog
 from pagoda_contracts.launch import TracingConfig
 
 from pagoda_daemon.api.http.spans import Ended, attributes, error_of, name_of, parts
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.metrics.seldom import Seldom
-from pagoda_daemon.nouns.errors import ConfigRejected
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagoda_daemon.api.http.refusals import HEADER_MESSAGE_ID, response_of
 from pagoda_daemon.api.openai.errors import body_of
-from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, shown
+from pagoda_daemon.core.errors import ConfigRejected, Forbidden, shown
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda_daemon.nouns.errors import (
+from pagoda_daemon.core.errors import (
     MAX_SHOWN,
     BadRequest,
     CannotContinue,

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from pagoda_daemon.api.openai import strict
-from pagoda_daemon.nouns.errors import BadRequest, clipped, shown
+from pagoda_daemon.core.errors import BadRequest, clipped, shown
 
 _HARMLESS: Final = frozenset(
     (
@@ -237,7 +237,7 @@ def _same(value: Any, one: Any) -> bool:
 
 
 def _explained(text: str, kind: type[msgspec.Struct]) -> tuple[str, str | None]:
-    """msgspec's sentence as ours: message and parameter. Where one of a few values is wanted, they are told."""
+    """msgspec's sentence as ours: message and parameter. If one of a few values is wanted, the message lists them."""
     what, _, where = text.partition(" - at `$")
     what = clipped(what)
     if missing := re.search(r"missing required field `(\w+)`", what):

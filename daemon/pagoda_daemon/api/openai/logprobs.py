@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.core.messages import TokenLogprob
 from pagoda_daemon.text.answer import Scored
 
 Spell = Callable[[int], bytes]

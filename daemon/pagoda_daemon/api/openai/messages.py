@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from pagoda_daemon.api.openai.tools import CalledTool, calls_for_template
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 
 class TextPart(msgspec.Struct, frozen=True):

@@ -21,8 +21,8 @@ from pagoda_daemon.answers.wishes import Shape, Wish
 from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.openai.tool_grammars import Marks, after_reasoning, answer_grammar, harmony_grammar
 from pagoda_daemon.api.openai.tools import Toolbox
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.text.tokens import ModelText
 
 _PROMPT_END: Final = 32  # tokens of the prompt's end that may hold a mark

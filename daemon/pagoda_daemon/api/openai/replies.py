@@ -14,7 +14,7 @@ from pagoda_daemon.api.openai.errors import body_of
 from pagoda_daemon.api.openai.logprobs import ChatLogprobs, PromptLogprobs, Spell, TextLogprobs, text_logprobs
 from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.openai.trace import Timing
-from pagoda_daemon.nouns.errors import DaemonError
+from pagoda_daemon.core.errors import DaemonError
 from pagoda_daemon.text.answer import Piece
 
 SSE_HEADERS: Final = (

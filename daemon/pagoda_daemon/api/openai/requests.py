@@ -12,7 +12,7 @@ from pagoda_daemon.api.openai.messages import Message, check_messages, turns
 from pagoda_daemon.api.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, check_sampling, in_range
 from pagoda_daemon.api.openai.structured import StructuredFields
 from pagoda_daemon.api.openai.tools import Tool, Toolbox, ToolChoice, loosened, toolbox
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 from pagoda_daemon.text.tokens import ChatShape
 
 MAX_BODY: Final = 16 * 2**20

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from pagoda_daemon.nouns.errors import BadRequest, shown
-from pagoda_daemon.nouns.sampling import NUMBERS, OFF, Number, Sampling
+from pagoda_daemon.core.errors import BadRequest, shown
+from pagoda_daemon.core.sampling import NUMBERS, OFF, Number, Sampling
 from pagoda_daemon.text.tokens import ModelText
 
 MAX_STOPS: Final = 64  # OpenAI's is 4, vLLM's is none

@@ -16,10 +16,10 @@ import msgspec
 from pagoda_daemon.api.openai import bounds
 from pagoda_daemon.api.openai.bounds import EXACT
 from pagoda_daemon.api.openai.overlap import Overlaps
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 INVALID: Final = "invalid_grammar"
-MAX_TOLD: Final = 8  # places in a header
+MAX_LISTED: Final = 8  # places in a header
 FORMATS: Final = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"))
 """Those that the grammar library enforces; "unknown" allows anything."""
 REFUSED: Final = frozenset(
@@ -84,7 +84,7 @@ def fitted(text: str, param: str, home: str = "#") -> Fitted:
     for schema, _ in reached if home != "#" else ():
         if (pointer := _pointer(schema)) is not None:
             schema["$ref"] = home + pointer
-    return Fitted(root, tuple(loosened[:MAX_TOLD]))
+    return Fitted(root, tuple(loosened[:MAX_LISTED]))
 
 
 def _reachable(root: dict[str, Any], param: str, *, everything: bool) -> Iterator[tuple[dict[str, Any], Place]]:

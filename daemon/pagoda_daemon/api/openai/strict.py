@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 
 def decode(body: bytes) -> Any:

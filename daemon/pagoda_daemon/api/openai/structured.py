@@ -11,8 +11,8 @@ import msgspec
 
 from pagoda_daemon.api.openai.sampling import SamplingFields
 from pagoda_daemon.api.openai.schemas import INVALID, Fitted, fitted
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.limits import MAX_BYTES, MAX_DEPTH
 
 SCHEMA_PARAM: Final = "response_format.json_schema.schema"
@@ -122,7 +122,7 @@ def of_schema(schema: str | Schema, param: str) -> Grammar:
 
 
 def fit(schema: str | Schema, param: str, home: str = "#") -> Fitted:
-    """As `of_schema`, for whoever puts it into a larger one, or tells where it is loosened."""
+    """As `of_schema`, for callers that put it into a larger one, or report where it is loosened."""
     return fitted(schema_text(schema, param), param, home)
 
 

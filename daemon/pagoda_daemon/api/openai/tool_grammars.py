@@ -19,8 +19,8 @@ from pagoda_daemon.answers.reasoning import ReasoningForm
 from pagoda_daemon.answers.values import types_of
 from pagoda_daemon.api.openai.structured import checked, fit
 from pagoda_daemon.api.openai.tools import Toolbox
-from pagoda_daemon.nouns.errors import BadRequest, shown
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest, shown
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.limits import JSON_OPTIONS
 
 _FREE: Final = "/(?s:.*)/"

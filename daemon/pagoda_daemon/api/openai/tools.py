@@ -13,7 +13,7 @@ import msgspec
 
 from pagoda_daemon.api.openai.schemas import Fitted
 from pagoda_daemon.api.openai.structured import StructuredFields, check_json, fit, grammar_of, loosened_formats, schema_text
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 MAX_TOOLS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from pagoda_daemon.api.access.caller import Caller
+from pagoda_daemon.core.errors import RequestNotFound, shown
 from pagoda_daemon.metrics.records import Record, Ring
-from pagoda_daemon.nouns.errors import RequestNotFound, shown
 
 TRACE_PATH: Final = "/v1/requests/{id}/trace"
 # As the body says it, or as the header does where a client wished for none.

@@ -13,7 +13,7 @@ from pagoda_daemon.api.responses.inputs import conversation
 from pagoda_daemon.api.responses.names import refusal, renamed
 from pagoda_daemon.api.responses.requests import JsonSchemaFormat, ResponsesRequest, parse
 from pagoda_daemon.api.responses.tools import choice_of, tools_of
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 
 class Converted(NamedTuple):

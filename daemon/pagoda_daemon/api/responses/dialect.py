@@ -38,8 +38,8 @@ from pagoda_daemon.api.responses.objects import (
 )
 from pagoda_daemon.api.responses.requests import ChosenTools, ReasoningSettings, ResponsesRequest, TextSettings
 from pagoda_daemon.api.responses.writer import Writer
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, Overloaded
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest, DaemonError, Overloaded
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
 
 
@@ -103,11 +103,11 @@ class Responses:
         """The last two events of an answer that failed: the first ends the response, the second is what official clients raise. A stream
         that began with a comment alone gets its first events too."""
         opening = b"" if self._opened else self.opening()
-        told = body_of(refusal(error) if isinstance(error, BadRequest) else error).error
-        failure = ResponseFailure(_failure_code(error), told.message)
+        body = body_of(refusal(error) if isinstance(error, BadRequest) else error).error
+        failure = ResponseFailure(_failure_code(error), body.message)
         response = structs.replace(self._begun, status="failed", output=self._writer.output(), error=failure)
         failed = ResponseFailed(sequence_number=self._number(), response=response)
-        raised = StreamError(sequence_number=self._number(), message=told.message, code=told.code, param=told.param, error=told)
+        raised = StreamError(sequence_number=self._number(), message=body.message, code=body.code, param=body.param, error=body)
         return opening + framed(failed) + framed(raised)
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:

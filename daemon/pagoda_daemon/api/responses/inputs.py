@@ -14,7 +14,7 @@ import msgspec
 from pagoda_daemon.api.openai.messages import Message
 from pagoda_daemon.api.openai.tools import CalledFunction, CalledTool, arguments_of
 from pagoda_daemon.api.responses.requests import NO_STORE, UNSUPPORTED, InputItem, InputPart
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 Role = Literal["system", "developer", "user", "assistant"]
 _ROLES: Final = ("system", "developer", "user", "assistant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 _WORDS: Final = {
     "response_format.json_schema": "text.format",

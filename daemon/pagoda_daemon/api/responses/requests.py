@@ -14,7 +14,7 @@ from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.requests import ChatRequest, ReasoningEffort
 from pagoda_daemon.api.openai.sampling import SamplingFields, check_sampling
 from pagoda_daemon.api.openai.structured import ObjectFormat, Schema, TextFormat
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 UNSUPPORTED: Final = "unsupported_parameter"
 LOGPROBS: Final = "message.output_text.logprobs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagoda_daemon.api.openai.tools import Allowed, AllowedTools, Function, NamedFunction, NamedTool, Tool, ToolChoice
 from pagoda_daemon.api.responses.requests import UNSUPPORTED, AllowedTool, ChosenTools, FunctionTool, ResponsesRequest
-from pagoda_daemon.nouns.errors import BadRequest, shown
+from pagoda_daemon.core.errors import BadRequest, shown
 
 
 def tools_of(request: ResponsesRequest) -> list[Tool] | None:

@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.absent import NOT_BUILT, STORED
-from pagoda_daemon.nouns.errors import MAX_SHOWN, EndpointNotBuilt, ResponseNotFound, shown
+from pagoda_daemon.core.errors import MAX_SHOWN, EndpointNotBuilt, ResponseNotFound, shown
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.routes.admission import Admission, admitted
-from pagoda_daemon.nouns.errors import AdapterMissing, AdapterRejected, AdapterTaken, BadRequest, Forbidden
+from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected, AdapterTaken, BadRequest, Forbidden
 
 INVALID_INPUT: Final = "InvalidUserInput"
 

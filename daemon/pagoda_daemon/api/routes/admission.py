@@ -18,9 +18,9 @@ from pagoda_daemon.api.access.catalogue import Catalogue, pinning
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
 from pagoda_daemon.api.routes.preparing import Preparing, in_time
+from pagoda_daemon.core.errors import BadRequest, Draining, ModelNotFound, NotReady, Overloaded, shown
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import BadRequest, Draining, ModelNotFound, NotReady, Overloaded, shown
-from pagoda_daemon.nouns.messages import Ready
 
 _WAITING_PER_ROW: Final = 16  # requests held per request that can decode: what waits behind 15 others has long missed its client
 _LEAST_WAITING: Final = 128

@@ -14,8 +14,8 @@ from pagoda_contracts.usage import Used
 from pagoda_daemon.api.access.caller import Allowance
 from pagoda_daemon.api.routes.generation import Submission
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import OverReservation
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import OverReservation
+from pagoda_daemon.core.messages import Ready
 
 
 def within(limits: Ready, allowance: Allowance) -> Ready:
@@ -43,6 +43,6 @@ def allowed(jobs: Sequence[Submission], allowance: Allowance, *, bounded: bool) 
 
 
 def used(usages: Usages) -> Used:
-    """What the request has used so far, as a gateway is told."""
+    """What the request has used so far, as it is reported to a gateway."""
     found = usages.usage()
     return Used(found.prompt_tokens, found.prompt_tokens_details.cached_tokens, found.completion_tokens)

@@ -38,9 +38,9 @@ from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.stamping import stamped
 from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, RequestFailed
-from pagoda_daemon.nouns.messages import Ready
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest, DaemonError, RequestFailed
+from pagoda_daemon.core.messages import Ready
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
 log = structlog.get_logger()
@@ -143,7 +143,7 @@ class Generate:
         return replace(head, so_far=usages.usage) if request.continuous_usage else head
 
     def _timing(self, request: GenerationRequest, request_id: str) -> Callable[[], Timing | UnsetType] | None:
-        """What tells the timings at the end, where they were asked for."""
+        """What reports the timings at the end, if the request asks for them."""
         recent = self.generator.counts.recent
         return (lambda: timing(found) if (found := recent.get(request_id)) else UNSET) if request.include_timing else None
 

@@ -27,8 +27,8 @@ from pagoda_daemon.api.openai.replies import Head
 from pagoda_daemon.api.openai.requests import GenerationRequest
 from pagoda_daemon.api.openai.sampling import check_ids
 from pagoda_daemon.api.routes.generation import Delta, Submission
-from pagoda_daemon.nouns.errors import BadRequest, CannotContinue, DaemonError
-from pagoda_daemon.nouns.messages import Ready, RowOutput, TokenLogprob
+from pagoda_daemon.core.errors import BadRequest, CannotContinue, DaemonError
+from pagoda_daemon.core.messages import Ready, RowOutput, TokenLogprob
 
 
 class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,7 +111,7 @@ def continuable(request: GenerationRequest, jobs: Sequence[Submission]) -> bool:
 
 
 def seeded(job: Submission, seeds: Callable[[], int]) -> Submission:
-    """With a seed that can be told, where the answer is random and the request brings none."""
+    """With a seed that can be reported, if the answer is random and the request brings none."""
     sampling = job.sampling
     if sampling.temperature == 0 or sampling.seed is not None:
         return job
@@ -158,7 +158,7 @@ class TokenLog:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a gateway is told beside the events of one stream. `log`: of a stream that another replica can continue."""
+    """What is sent to a gateway beside the events of one stream. `log`: of a stream that another replica can continue."""
 
     used: Callable[[], Used]
     log: TokenLog | None = None
@@ -188,7 +188,7 @@ class Notes:
         return to_comment(Note("over", self.used()))
 
     def failed(self, error: DaemonError) -> bytes:
-        """Behind those that tell an error: the gateway drops them where another replica can go on."""
+        """Behind those that report an error: the gateway drops them if another replica can go on."""
         return to_comment(Note("died" if self.log is not None and retryable(error) else "over", self.used()))
 
 

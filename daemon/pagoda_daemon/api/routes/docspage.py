@@ -58,13 +58,13 @@ def _example(prefix: str) -> str:
 
 
 def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
-    told = f"<span class=method>{escape(method)}</span> <code>{escape(path)}</code> <span class=quiet>{escape(operation['summary'])}</span>"
+    line = f"<span class=method>{escape(method)}</span> <code>{escape(path)}</code> <span class=quiet>{escape(operation['summary'])}</span>"
     body = "".join(f"<p>Body: {link}</p>" for link in _links(operation.get("requestBody", {}).get("content", {})))
     rows = (
         (f"<code>{escape(status)}</code>", escape(answer["description"]), ", ".join(_links(answer.get("content", {}))))
         for status, answer in operation["responses"].items()
     )
-    return f"<details><summary>{told}</summary>{body}{_table(('status', 'when', 'answer'), rows)}</details>"
+    return f"<details><summary>{line}</summary>{body}{_table(('status', 'when', 'answer'), rows)}</details>"
 
 
 def _links(content: Mapping[str, Any]) -> list[str]:

@@ -30,9 +30,9 @@ from pagoda_daemon.api.routes.completions import Context
 from pagoda_daemon.api.routes.generation import Generator, Submission
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import BadRequest, context_exceeded
-from pagoda_daemon.nouns.messages import Ready, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest, context_exceeded
+from pagoda_daemon.core.messages import Ready, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 
 MAX_INPUTS: Final = 2048  # OpenAI's

@@ -1,4 +1,4 @@
-"""How an answer ended, as the engine tells it: the reason of one that is complete, or the error that the client is told. Pure.
+"""How an answer ended, as the engine reports it: the reason of one that is complete, or the error that the client gets. Pure.
 
 Asked by `generation` and by `api/grpc/generate.py` for every output that they hear.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from pagoda_daemon.api.openai.schemas import INVALID
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, Overloaded, RequestFailed, TooMany
-from pagoda_daemon.nouns.messages import Grammar, Refusal, RowOutput
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, Overloaded, RequestFailed, TooMany
+from pagoda_daemon.core.messages import Grammar, Refusal, RowOutput
 
 _FINISHED: Final = frozenset(("stop", "length"))
 _CROWDED: Final = frozenset(("queue_full", "load_shed"))

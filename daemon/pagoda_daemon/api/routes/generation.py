@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 from pagoda_daemon.answers.counting import ThoughtTokens
 from pagoda_daemon.api.openai.reading import PLAIN, Reading
 from pagoda_daemon.api.routes.ends import checked_reason
+from pagoda_daemon.core.errors import BadRequest, DaemonError
+from pagoda_daemon.core.messages import Life, RowOutput, Submit, TokenLogprob
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError
-from pagoda_daemon.nouns.messages import Life, RowOutput, Submit, TokenLogprob
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.answer import AnswerText, Piece, echo
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText

@@ -11,8 +11,8 @@ from pagoda_daemon.api.openai.replies import Dialect, Head
 from pagoda_daemon.api.openai.requests import ChatRequest
 from pagoda_daemon.api.routes.completions import Generate, Read
 from pagoda_daemon.api.routes.submitting import chat_ids
-from pagoda_daemon.nouns.messages import Ready
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.messages import Ready
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 
 

@@ -31,7 +31,7 @@ from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes.adapters import AdapterError, LoadAdapterRequest, UnloadAdapterRequest
 from pagoda_daemon.api.routes.embeddings import EmbeddingReply, EmbeddingRequest
 from pagoda_daemon.api.routes.texts import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
-from pagoda_daemon.nouns.sampling import NUMBERS
+from pagoda_daemon.core.sampling import NUMBERS
 
 SSE: Final = "text/event-stream"
 TEXT: Final = "text/plain"

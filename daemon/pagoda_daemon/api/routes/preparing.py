@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
+from pagoda_daemon.core.errors import DeadlineExceeded
 from pagoda_daemon.health.replica import Preparations
-from pagoda_daemon.nouns.errors import DeadlineExceeded
 
 Made = TypeVar("Made")
 

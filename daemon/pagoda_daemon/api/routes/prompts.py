@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pagoda_daemon.api.openai.requests import MAX_BODY, ChatRequest, GenerationRequest
-from pagoda_daemon.nouns.errors import BadRequest, context_exceeded, shown
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest, context_exceeded, shown
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 
 
@@ -50,12 +50,12 @@ def check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
 def max_tokens(request: GenerationRequest, prompt: int, context: int) -> int:
     """How many may be generated at most; BadRequest names the field that asks for too much, the prompt's where that alone does."""
     asked, whose = request.limit, "messages" if isinstance(request, ChatRequest) else "prompt"
-    told = "the messages have" if whose == "messages" else "the prompt has"
+    subject = "the messages have" if whose == "messages" else "the prompt has"
     wished = context - prompt if asked is None else max(1, asked)
     if prompt >= context:
-        said = f"{told} {prompt} tokens. With one token of an answer that is {prompt + 1 - context} too many"
+        said = f"{subject} {prompt} tokens. With one token of an answer that is {prompt + 1 - context} too many"
         raise context_exceeded(context, said, whose)
     if (over := prompt + wished - context) > 0:
-        said = f"{told} {prompt} tokens, and {request.limit_field or 'the answer'} is {wished}. Together that is {over} too many"
+        said = f"{subject} {prompt} tokens, and {request.limit_field or 'the answer'} is {wished}. Together that is {over} too many"
         raise context_exceeded(context, said, request.limit_field or whose)
     return wished

@@ -9,7 +9,7 @@ from pagoda_daemon.api.responses.conversion import read
 from pagoda_daemon.api.responses.dialect import Terms
 from pagoda_daemon.api.responses.names import refusal
 from pagoda_daemon.api.routes.completions import Generate, Read
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.sampling import Sampling
 
 
 class Respond(Generate):

@@ -13,7 +13,7 @@ from pagoda_daemon.api.openai.structured import grammar_of
 from pagoda_daemon.api.openai.tools import Toolbox
 from pagoda_daemon.api.routes.generation import Submission
 from pagoda_daemon.api.routes.prompts import check_ids, infilled, max_tokens, prompt_listed, room, truncated
-from pagoda_daemon.nouns.messages import Ready, Submit
+from pagoda_daemon.core.messages import Ready, Submit
 from pagoda_daemon.text.tokens import ModelText
 
 
@@ -52,7 +52,7 @@ def chat_ids(request: ChatRequest, box: Toolbox | None, text: ModelText, context
     """The prompt of a conversation with these tools: what is generated from, and what /tokenize counts."""
     if box is None:
         return text.encode_chat(request.turns(), context, request.shape)
-    tool_form(text)  # whose template knows no tools is told so, instead of leaving them out
+    tool_form(text)  # a template that knows no tools is an error, instead of leaving them out
     return text.encode_chat(request.turns(), context, request.shape, box.for_template())
 
 

@@ -23,8 +23,8 @@ from pagoda_daemon.api.openai.tools import Tool, ToolChoice
 from pagoda_daemon.api.routes.admission import Admission, admitted
 from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.api.routes.submitting import chat_ids
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 
 

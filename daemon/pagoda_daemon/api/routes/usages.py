@@ -1,4 +1,4 @@
-"""Usages: what a request is told to have used, counted from its deltas. Called by the endpoints; pure."""
+"""Usages: the usage that is reported for a request, counted from its deltas. Called by the endpoints; pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Usages:
         self._thoughts: dict[int, int] = {}
 
     def note(self, delta: Delta) -> None:
-        """A prompt's further answers always find it computed: only the first one tells what was known before this request."""
+        """A prompt's further answers always find it computed: only the first one shows what was known before this request."""
         self._answers[delta.choice] = delta.completion_tokens
         self._thoughts[delta.choice] = delta.reasoning_tokens
         if delta.life is not None and delta.choice in self._cached:

@@ -16,8 +16,8 @@ from pagoda_sizing.families import parse_model
 from pagoda_sizing.fit import Demand, fit
 from pagoda_sizing.model import Model
 
-from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
 
 # One step of a small model with captured graphs on an H100: what is left when there is nearly nothing to read.
 _HOST_MS = 0.5

@@ -2,7 +2,7 @@
 
 Gives the streams of `worker`, but keeps running sums where that one keeps tokens: each slot holds the sum up to its token, and
 a step looks back at one slot per row, found through the block table. So a wrong table, copy or position still shows, as soon as it is read
-through; and a step costs the same at any context. Its time is a `Pace`'s: waited for where it stands in for a device, only told where the
+through; and a step costs the same at any context. Its time is a `Pace`'s: waited for where it stands in for a device, only reported if the
 clock is virtual (`simulated.replay`).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.simulated.device.worker import mixed, result_of
 
@@ -38,7 +38,7 @@ class Metronome:
 
 
 class VirtualWorker:
-    """`pace` tells a step's time, `pause` spends it (seconds)."""
+    """`pace` gives a step's time, `pause` spends it (seconds)."""
 
     def __init__(self, limits: WorkerLimits, pace: Milliseconds, pause: Callable[[float], object] | None = None) -> None:
         self.limits = limits

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.launch import SimulatedWorker as SimulatedSettings
 
+from pagoda_daemon.core.arrays import Ints
+from pagoda_daemon.core.batch import Logprobs, Masks, Pooled, PooledTokens, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.lora.content import read_content
-from pagoda_daemon.nouns.arrays import Ints
-from pagoda_daemon.nouns.batch import Logprobs, Masks, Pooled, PooledTokens, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.feedback import Feedback
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 import structlog
 from pagoda_contracts.launch import DaemonConfig
 
+from pagoda_daemon.core.messages import FromEngine, Shutdown, ToEngine
 from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.cause import cause_of
 from pagoda_daemon.engine.client import EngineLink
@@ -25,7 +26,6 @@ from pagoda_daemon.engine.events import kv_events
 from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, failure
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import FromEngine, Shutdown, ToEngine
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
 

@@ -15,8 +15,8 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.api.front.front import Backing, Front
+from pagoda_daemon.core.errors import DaemonError
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, ready
-from pagoda_daemon.nouns.errors import DaemonError
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from pagoda_contracts.launch import EngineConfig
 
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.simulated.device.pace import Pace
 from pagoda_daemon.simulated.device.virtual import Metronome

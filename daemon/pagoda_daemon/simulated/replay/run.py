@@ -1,7 +1,7 @@
 """run: a trace through the production core on a virtual clock. Called by `command`, bench and tests.
 
 submit, expire, plan and commit are what the engine's loop calls; only the clock and the device are made up: a step lasts what its worker
-says, and who arrives meanwhile is heard when it is over.
+says, and a request that arrives meanwhile is heard when it is over.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagoda_daemon.nouns.batch import StepPlan, StepResult
-from pagoda_daemon.nouns.messages import RowOutput
+from pagoda_daemon.core.batch import StepPlan, StepResult
+from pagoda_daemon.core.messages import RowOutput
 from pagoda_daemon.scheduler.admission import Arrival, expire, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
@@ -25,7 +25,7 @@ from pagoda_daemon.simulated.replay.trace import Job, TokenPool
 
 
 class TimedWorker(Protocol):
-    """A worker that tells a step's time instead of spending it."""
+    """A worker that reports a step's time instead of spending it."""
 
     def compute(self, plan: StepPlan) -> StepResult:
         """The step's result, at once."""
@@ -107,7 +107,7 @@ class Simulation:
         return outcome
 
     def _hear(self) -> None:
-        """Submit who has arrived by now."""
+        """Submit the jobs that have arrived by now."""
         jobs, now = self._jobs, self.outcome.now_ms
         while self._heard < len(jobs) and jobs[self._heard].arrival_ms <= now:
             arrival = Arrival(now, self._heard, self._luck.random())

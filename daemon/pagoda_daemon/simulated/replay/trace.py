@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import ConfigRejected
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 
 _POOL = 1 << 17
 # Odd, so that seeds in a row come to all places, and neighbours far from each other.

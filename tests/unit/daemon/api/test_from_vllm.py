@@ -91,10 +91,10 @@ def test_an_endpoint_is_there_as_the_table_says():
 
 
 def test_a_metric_is_there_as_the_table_says():
-    told = table("Metrics")
+    documented = table("Metrics")
     ours = {metric.name for metric in metrics.DAEMON}
-    assert {name for name, said in told.items() if name.startswith("vllm:") and not said.startswith("none")} == {
+    assert {name for name, said in documented.items() if name.startswith("vllm:") and not said.startswith("none")} == {
         metric.name for metric in metrics.DAEMON_VLLM
     }
-    assert {name for name, said in told.items() if said == "always 0"} == ALWAYS_ZERO
-    assert all((name in ours) is not said.startswith("none") for name, said in told.items() if "*" not in name)
+    assert {name for name, said in documented.items() if said == "always 0"} == ALWAYS_ZERO
+    assert all((name in ours) is not said.startswith("none") for name, said in documented.items() if "*" not in name)

@@ -13,7 +13,7 @@ from pagoda_daemon.bench.datasets import Lengths, Sample
 from pagoda_daemon.bench.flags import parse
 from pagoda_daemon.bench.load import Load, run, session
 from pagoda_daemon.bench.statistics import Outcome
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from support.engine.toy_model import tiny_model_dir
 from support.servers.local_replica import NAME, local_replica
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from pagoda_contracts.launch import AdaptersConfig
 from pagoda_daemon.api.access.catalogue import Catalogue, Version
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.errors import AdapterRejected
+from pagoda_daemon.core.messages import AdapterLoaded, LoadAdapter, ReleaseAdapter
 from pagoda_daemon.engine.adapters import AdapterLoads
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.kv.adapters import AdapterTable
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.errors import AdapterRejected
-from pagoda_daemon.nouns.messages import AdapterLoaded, LoadAdapter, ReleaseAdapter
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.simulated.device.worker import Digest, SimulatedWorker, expected_tokens

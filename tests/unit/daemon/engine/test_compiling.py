@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import Abort, Grammar, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.grammars import Grammars
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import Abort, Grammar, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import abort, expire
 from pagoda_daemon.scheduler.compilations import MOST_OF_TENANT
 from pagoda_daemon.scheduler.limits import Limits

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Fault, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
+from pagoda_daemon.core.batch import NOT_FINITE
+from pagoda_daemon.core.messages import Failed, Heartbeat, Ready, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.build import build_worker
 from pagoda_daemon.health.replica import Limits, Replica, live
-from pagoda_daemon.nouns.batch import NOT_FINITE
-from pagoda_daemon.nouns.messages import Failed, Heartbeat, Ready, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.faulty import EXIT_CODE
 from pagoda_daemon.simulated.device.worker import SimulatedWorker as SimulatedDevice
 from pagoda_daemon.simulated.device.worker import expected_tokens

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from pagoda_daemon.nouns.messages import Abort, Grammar, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.messages import Abort, Grammar, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from pagoda_daemon.structured import limits
 from structlog.testing import capture_logs

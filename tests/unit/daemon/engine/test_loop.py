@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import Failed, Heartbeat, Loading, Ready, RowOutput, StepOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine import loop
 from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK
 from pagoda_daemon.engine.loop import STEP_FAILED, Engine
 from pagoda_daemon.engine.wire import Wire
-from pagoda_daemon.nouns.batch import LAST_SAMPLED, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import Failed, Heartbeat, Loading, Ready, RowOutput, StepOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.scheduler.admission import Arrival, submit
 from pagoda_daemon.scheduler.state import State

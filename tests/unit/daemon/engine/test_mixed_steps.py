@@ -5,8 +5,8 @@ import json
 import jsonschema
 import numpy as np
 import pytest
-from pagoda_daemon.nouns.messages import DeepCheckAnswer, DeepCheckPrompt, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.messages import DeepCheckAnswer, DeepCheckPrompt, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from support.engine.constrained import LIMITS, drawn_schema, local_engine, schema_grammar
 from support.engine.toy_model import EOS, VOCAB

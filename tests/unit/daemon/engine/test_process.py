@@ -16,13 +16,13 @@ import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
 from pagoda_contracts.names import EXIT_PERMANENT
+from pagoda_daemon.core.errors import EngineDied
+from pagoda_daemon.core.messages import Abort, Failed, Heartbeat, Loading, Ready, Shutdown, StepOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.client import EngineClient
 from pagoda_daemon.engine.start import wires
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import Abort, Failed, Heartbeat, Loading, Ready, Shutdown, StepOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from support.engine.front import PATIENCE_MS, engine_argv, engine_process, front
 

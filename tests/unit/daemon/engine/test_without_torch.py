@@ -9,7 +9,7 @@ NO_DEVICE = {"torch", "triton", "safetensors", "transformers"}
 PURE = NO_DEVICE | {"zmq", "structlog", "starlette", "grpc"}
 
 
-DECIDING = ("nouns.batch", "kv.tables", "kv.accounts", "scheduler.plan", "scheduler.commit", "scheduler.admission")
+DECIDING = ("core.batch", "kv.tables", "kv.accounts", "scheduler.plan", "scheduler.commit", "scheduler.admission")
 SIMULATED = ("simulated.device.worker", "simulated.device.virtual", "simulated.replay.command")
 ENGINE = ("engine.loop", "engine.__main__", "engine.build")
 
@@ -22,6 +22,6 @@ def test_opens_without(names: tuple[str, ...], forbidden: set[str]) -> None:
 
 
 def test_the_guard_sees_a_forbidden_import_behind_others() -> None:
-    done = opened(("pagoda_daemon.nouns.batch", "safetensors"), NO_DEVICE)
+    done = opened(("pagoda_daemon.core.batch", "safetensors"), NO_DEVICE)
     assert done.returncode != 0
     assert "ModuleNotFoundError: safetensors" in done.stderr

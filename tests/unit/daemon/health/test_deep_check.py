@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.grpc.watch import Identity, frame
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import DeepCheckAnswer, Ready
+from pagoda_daemon.core.messages import DeepCheckPrompt as Prompt
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.health.deep_check import MIN_MARGIN, PROMPTS, DeepChecks
 from pagoda_daemon.health.replica import Limits, Replica, ready
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import DeepCheckAnswer, Ready
-from pagoda_daemon.nouns.messages import DeepCheckPrompt as Prompt
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.scheduler.deep_check import take_in
 from pagoda_daemon.scheduler.plan import plan

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from pagoda_daemon.core.errors import StaleOrder
 from pagoda_daemon.health.drain import Drain, Until
-from pagoda_daemon.nouns.errors import StaleOrder
 from support.suite.profiles import examples
 
 TIMES = st.integers(1, 10**6).map(lambda at: Until(at, at + 7))

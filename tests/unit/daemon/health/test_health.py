@@ -11,10 +11,10 @@ import pytest
 from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_daemon.core.messages import Ready, Stats
 from pagoda_daemon.health import watchdog
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating, live, ready, started
 from pagoda_daemon.health.watchdog import loop_turns
-from pagoda_daemon.nouns.messages import Ready, Stats
 
 LIMITS = Limits(heartbeat=10.0, load_stall=60.0)
 LOADED = Ready(max_model_len=64, vocab_size=8, block_size=16, blocks_total=4, max_concurrency=2)

@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.prefix import Scope, token_hashes
+from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.kv.accounts import KvAccounts
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.pool import BlockPool, BrokenAccountsError
 from pagoda_daemon.kv.tables import BlockTables
-from pagoda_daemon.nouns.batch import WorkerLimits
 from support.engine.kv_model import BLOCK, LONGEST, ROWS, NaiveDevice
 from support.suite.profiles import examples
 

@@ -12,10 +12,10 @@ import zmq
 import zmq.asyncio
 from pagoda_contracts.launch import KvEventsConfig
 from pagoda_contracts.prefix import Scope
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.engine.events import KvEvents, _encoded, kv_events
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.simulated.fleet.text import VOCAB
 from support.clients.kv_decoder import chain_to, decoded, picture, replay, requester
 from support.servers.local_front import NAME, local_config, local_front
@@ -89,8 +89,8 @@ async def test_a_replicas_prompts_can_be_read_back_from_its_events(tmp_path, con
     assert "BlockRemoved" in kinds, "40 blocks never ran out: the run shows little"
     known = picture(batches)
     assert len(known) <= 40
-    told = {chain_to(known, one) for one, (parent, _) in known.items() if parent is None or parent in known}
-    assert any(tuple(prompts[-1][:96]) == tokens[:96] for tokens in told)
+    chains = {chain_to(known, one) for one, (parent, _) in known.items() if parent is None or parent in known}
+    assert any(tuple(prompts[-1][:96]) == tokens[:96] for tokens in chains)
 
 
 def stored(number):

@@ -151,9 +151,9 @@ def test_a_new_reader_begins_with_everything_and_a_slow_one_begins_anew(monkeypa
     assert reader.take() == (False, (names[0],), (names[1],))
     book.note(names[3:], names[:3])
     assert reader.behind
-    told = reader.take()
-    assert told.reset, "more was pending than is kept for a reader"
-    seen = set(told.resident)
+    change = reader.take()
+    assert change.reset, "more was pending than is kept for a reader"
+    seen = set(change.resident)
     while reader.behind:
         seen |= set(reader.take().resident)
     assert seen == set(names[3:])

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 from pagoda_contracts.metrics import BLOCK_LIFETIME
+from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.kv.pool import BlockPool
 from pagoda_daemon.kv.residency import Residency
-from pagoda_daemon.nouns.batch import WorkerLimits
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive
 
@@ -22,11 +22,11 @@ def test_a_block_lives_from_its_taking_to_its_eviction():
     pool.release([0])
     pool.residency.now_ms = 9000.0
     pool.take(1)
-    told = pool.residency.totals()
-    assert (sum(told.gap), told.gap_sum) == (1, 3.0)
-    assert (sum(told.lifetime), told.lifetime_sum) == (1, 8.0)
-    assert (sum(told.idle), told.idle_sum) == (1, 5.0)
-    assert told.lifetime[BLOCK_LIFETIME.buckets.index(10.0)] == 1
+    totals = pool.residency.totals()
+    assert (sum(totals.gap), totals.gap_sum) == (1, 3.0)
+    assert (sum(totals.lifetime), totals.lifetime_sum) == (1, 8.0)
+    assert (sum(totals.idle), totals.idle_sum) == (1, 5.0)
+    assert totals.lifetime[BLOCK_LIFETIME.buckets.index(10.0)] == 1
 
 
 def test_a_block_that_held_nothing_worth_keeping_is_no_eviction():
@@ -51,7 +51,7 @@ def test_the_scheduler_reports_the_time_of_every_move():
     for prompt in ([1] * 20, [2] * 20, [1] * 20, [3] * 20, [1] * 20):
         d.submit(str(len(d.ends)), prompt, 4)
         d.drain()
-    told = d.state.tally().residence
-    assert sum(told.lifetime) == sum(told.idle) > 0
-    assert 0 < told.idle_sum <= told.lifetime_sum < d.now_ms / 1000 * 8
-    assert all(before <= after for before, after in pairwise((0.0, told.idle_sum, told.lifetime_sum)))
+    totals = d.state.tally().residence
+    assert sum(totals.lifetime) == sum(totals.idle) > 0
+    assert 0 < totals.idle_sum <= totals.lifetime_sum < d.now_ms / 1000 * 8
+    assert all(before <= after for before, after in pairwise((0.0, totals.idle_sum, totals.lifetime_sum)))

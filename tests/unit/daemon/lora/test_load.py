@@ -9,12 +9,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected
 from pagoda_daemon.lora.config import parse_config
 from pagoda_daemon.lora.load import Bounds, load_adapter
 from pagoda_daemon.lora.modules import adapter_bytes, modules_of
 from pagoda_daemon.lora.patterns import safe_pattern
 from pagoda_daemon.model.config import parse_spec
-from pagoda_daemon.nouns.errors import AdapterMissing, AdapterRejected
 from support.engine.adapter_files import CONFIG, matrices, safetensors, write_adapter
 
 SHAPE = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "max_position_embeddings": 64}

@@ -28,9 +28,9 @@ def exact(gaps):
 
 @given(st.lists(SECONDS, min_size=1, max_size=200))
 def test_it_is_never_below_and_at_most_a_fifth_above(gaps):
-    told = heard(gaps).p95()
+    estimate = heard(gaps).p95()
     least = exact(gaps) * (1 - 1e-9) - 1e-9
-    assert least <= told <= max(max(gaps) if exact(gaps) > 100 else 1.19 * exact(gaps), 0.0005) + 1e-9
+    assert least <= estimate <= max(max(gaps) if exact(gaps) > 100 else 1.19 * exact(gaps), 0.0005) + 1e-9
 
 
 def test_equal_gaps_are_counted_exactly():

@@ -5,13 +5,13 @@ import time
 import pytest
 from pagoda_contracts import metrics as names
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_daemon.core.messages import Life, Ready, Refusal, Residence, RowOutput, Stats, Submit, Tally
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
 from pagoda_daemon.metrics.histogram import Rate, Recent
 from pagoda_daemon.metrics.text import labelled
 from pagoda_daemon.metrics.tokens import TokenMeter
-from pagoda_daemon.nouns.messages import Life, Ready, Refusal, Residence, RowOutput, Stats, Submit, Tally
-from pagoda_daemon.nouns.sampling import Sampling
 from prometheus_client.parser import text_string_to_metric_families
 
 LIFE = Life(queued_ms=30.0, prefill_ms=70.0, cached_tokens=4, computed_tokens=6, chunks=2, preemptions=1)
@@ -230,7 +230,7 @@ def test_goodput_counts_answers_that_met_every_target():
     def met(promise, verdict):
         return seen[("pagoda_daemon_slo_requests_total", ("met", verdict), ("slo", promise))]
 
-    assert (met("ttft", "true"), met("ttft", "false")) == (1, 2), "late and failed; who left has no opinion"
+    assert (met("ttft", "true"), met("ttft", "false")) == (1, 2), "late and failed; a client that left does not count"
     assert (met("itl", "true"), met("itl", "false")) == (2, 1)
     assert (met("all", "true"), met("all", "false")) == (1, 2)
     assert seen[("pagoda_daemon_goodput_tokens_total",)] == 5

@@ -71,7 +71,7 @@ class Stage:
         if self._lengths:
             self.clock.pass_(self._lengths.popleft())
 
-    def tell(self, event):
+    def announce(self, event):
         self.loop.call_soon_threadsafe(event.set)
 
     def read(self, *given):
@@ -119,7 +119,7 @@ class Stage:
 async def stage(monkeypatch):
     made = Stage()
 
-    class ToldEngine(Engine):
+    class ScriptedEngine(Engine):
         """Says what happened once it has planned what follows: the clock may move then."""
 
         def _hear(self, message):
@@ -137,11 +137,11 @@ async def stage(monkeypatch):
         def _next(self):
             super()._next()
             if (news := vars(self).pop("news", None)) is not None:
-                made.tell(news)
+                made.announce(news)
 
         def _beat(self):
             super()._beat()
-            made.tell(made.beaten)
+            made.announce(made.beaten)
 
     class PacedWorker(SimulatedWorker):
         @classmethod
@@ -155,7 +155,7 @@ async def stage(monkeypatch):
         monkeypatch.setattr(module, "time", made.clock)
     monkeypatch.setattr(completions, "submissions", made.read)
     monkeypatch.setattr(simulated, "SimulatedWorker", PacedWorker)
-    monkeypatch.setattr(simulated.LocalEngine, "engine_type", ToldEngine)
+    monkeypatch.setattr(simulated.LocalEngine, "engine_type", ScriptedEngine)
     monkeypatch.setattr(DeepChecks, "run", silent)
     yield made
     made.leave()
@@ -199,7 +199,7 @@ async def http(stage, tmp_path):
 
 
 @pytest.fixture
-async def told(stage, http):
+async def samples(stage, http):
     """Two scrapes: in the step after the first request's first token, and at the end.
 
     Five requests: 40 prompt tokens, 5 of an answer; the same prompt for two answers of 2, sent in the first step of the other; 60 tokens
@@ -354,8 +354,8 @@ def filled(scraped):
     return found
 
 
-async def test_every_sample_has_the_value_that_the_requests_give_it(told):
-    between, end = told
+async def test_every_sample_has_the_value_that_the_requests_give_it(samples):
+    between, end = samples
     assert {key: between[key] for key in BETWEEN} == BETWEEN
     # Of the engine's clock, which tells whole milliseconds: half a step of 125 ms old, predicted at 120 ms from the two before.
     assert between["pagoda_daemon_engine_heartbeat_age_seconds"] == pytest.approx(0.0625, abs=0.001)

@@ -2,9 +2,9 @@
 
 import pytest
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.messages import Computed, Ready, Stats, Tally
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition, ModelWork
-from pagoda_daemon.nouns.messages import Computed, Ready, Stats, Tally
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, VOCAB = 2, 64, 4, 2, 16, 128, 1000
 LLAMA = {

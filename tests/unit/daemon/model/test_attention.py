@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.attention import KvCache, attend, attention_batch
 from pagoda_daemon.model.config import ModelSpec, parse_spec
-from pagoda_daemon.nouns.batch import StepPlan
 from torch import Tensor
 
 SPEC = parse_spec(

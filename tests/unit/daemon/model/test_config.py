@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.config import Experts, parse_spec, read_spec
 from pagoda_daemon.model.rope import rope_table
 from pagoda_daemon.model.scaling import LinearScaling, Llama3Scaling, YarnScaling
 from pagoda_daemon.model.weights import weight_bytes
-from pagoda_daemon.nouns.errors import ModelRejected
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.config import parse_spec
 from pagoda_daemon.model.files import read_header, read_into
 from pagoda_daemon.model.loader import INDEX, SINGLE, load_tensors
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
-from pagoda_daemon.nouns.errors import ModelRejected
 from safetensors.torch import save_file
 
 CONFIG = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
+from pagoda_daemon.core.errors import BadRequest, EngineDied, TooMany
 from pagoda_daemon.metrics.records import Record, Ring
-from pagoda_daemon.nouns.errors import BadRequest, EngineDied, TooMany
 from pagoda_daemon.offline import Engine, Sampling
 from pagoda_daemon.offline.engine import _conversations, _prompts
 from pagoda_daemon.simulated.fleet.text import tiny_model_dir

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_daemon.nouns.errors import ConfigRejected, EngineDied, ModelRejected
+from pagoda_daemon.core.errors import ConfigRejected, EngineDied, ModelRejected
 from pagoda_daemon.offline import Engine, Sampling
 from pagoda_daemon.offline.own_engine import OwnEngine, config_of
 from support.servers.local_replica import local_config, tiny_model_dir

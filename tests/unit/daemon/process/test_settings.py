@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.process import settings
 
 
@@ -27,18 +27,18 @@ def test_ctrl_c_while_it_still_imports_is_no_traceback():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "No such file or directory"),
         ("{", "the file: Invalid JSON"),
         ('{"model": {"path": "/m", "servedNames": ["m"]}, "drainTimeout": "soon"}', "drainTimeout: "),
     ],
 )
-def test_asked_for_its_version_it_reports_what_it_cannot_read(tmp_path, text, told):
+def test_asked_for_its_version_it_reports_what_it_cannot_read(tmp_path, text, message):
     path = tmp_path / "daemon.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigRejected, match=told):
+    with pytest.raises(ConfigRejected, match=message):
         settings.resolve(["--config", str(path), "--version"])
 
 

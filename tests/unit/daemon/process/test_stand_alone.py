@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from pagoda_contracts.launch import AdapterModule, AdaptersConfig
-from pagoda_daemon.nouns.errors import ConfigRejected, NotStarted
+from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import settings, stand_alone
 
 
@@ -187,14 +187,14 @@ def test_a_name_of_a_hub_is_fetched_by_pagoda_fetch(tmp_path, monkeypatch):
     """The command that runs is the real one's; what it prints is the folder."""
     folder = tmp_path / "sha256-1"
     folder.mkdir()
-    told = tmp_path / "argv"
+    argv_file = tmp_path / "argv"
     program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\necho "$@" > {told}\necho {folder}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" > {argv_file}\necho {folder}\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     made = config("org/tiny", "--revision", "v1", "--download-dir", tmp_path / "store")
     assert (made.model.path, made.model.served_names) == (str(folder), ("org/tiny",))
-    assert told.read_text().split() == [
+    assert argv_file.read_text().split() == [
         "-P",
         "-m",
         "pagoda_fetch",

@@ -42,7 +42,7 @@ async def gateway(issuer):
         await replica.at_rest()
 
 
-def told(events):
+def content(events):
     """What does not depend on when it was said."""
     return re.sub(rb'"completed_at":\d+', b"", events)
 
@@ -58,10 +58,10 @@ async def test_the_rest_is_the_rest_wherever_it_was_cut(gateway):
         for at in {cuts[0], cuts[len(cuts) // 2], cuts[-2], cuts[-1]}:
             status, stream = await gateway(path, *continued(fields, noted.record(at)))
             rest = Noted.of(stream)
-            assert (name, status, rest.whole, told(rest.events)) == (name, 200, True, told(noted.after(at)))
+            assert (name, status, rest.whole, content(rest.events)) == (name, 200, True, content(noted.after(at)))
             if len(rest.parts) > 1:
                 _, stream = await gateway(path, *continued(fields, noted.record(at) + b"\n" + rest.record(1)))
-                assert told(Noted.of(stream).events) == told(rest.after(1))
+                assert content(Noted.of(stream).events) == content(rest.after(1))
 
 
 WRONG = (

@@ -27,11 +27,11 @@ LONG_S = 60.0  # where nothing is to be noticed
 @pytest.mark.parametrize("case", FATAL, ids=[case.name for case in FATAL])
 async def test_a_fault_of_the_replica_is_reported_to_every_client_and_ends_the_process(tmp_path, case):
     with start_replica(config(tmp_path, THRESHOLD_S, *case.faults)) as replica:
-        told, _ = await strike(replica, case)
-        for client in told:
+        ended, _ = await strike(replica, case)
+        for client in ended:
             assert client.clean, client
-        codes = {client.error for client in told}
-        assert codes <= {ERROR_ENGINE_DIED, "internal_error"}, told
+        codes = {client.error for client in ended}
+        assert codes <= {ERROR_ENGINE_DIED, "internal_error"}, ended
         assert replica.wait() == 1
         seen = [line for line in replica.lines if line["event"] == "no_progress"]
         assert [case.why in line["why"] for line in seen] == [True] * bool(case.why)
@@ -39,8 +39,8 @@ async def test_a_fault_of_the_replica_is_reported_to_every_client_and_ends_the_p
 
 async def test_a_front_that_holds_the_interpreter_ends_all_the_same(tmp_path):
     with start_replica(config(tmp_path, THRESHOLD_S, *FROZEN.faults)) as replica:
-        told, _ = await strike(replica, FROZEN)
-        assert {client.error for client in told} == {"broken"}
+        ended, _ = await strike(replica, FROZEN)
+        assert {client.error for client in ended} == {"broken"}
         assert replica.wait() == 1
 
 
@@ -48,14 +48,14 @@ async def test_a_front_that_holds_the_interpreter_ends_all_the_same(tmp_path):
 async def test_a_fault_of_one_request_ends_that_one_and_no_other(tmp_path, case):
     with start_replica(config(tmp_path, LONG_S, case.fault)) as replica:
         pid = replica.engine_pid()
-        told = await one_of_many(replica)
-        (failed,) = [client for client in told if client.error]
-        # Whose answer has begun is told within it; on a slow machine the fault may strike a client that waits for his whole answer.
+        ended = await one_of_many(replica)
+        (failed,) = [client for client in ended if client.error]
+        # A client whose answer has begun gets the error within it; on a slow machine the fault may strike one that waits for a whole answer.
         status = 200 if failed.events else case.status
         assert (failed.status, failed.error) == (status, case.code)
         assert failed.retry == {503: "true", 500: "false"}.get(status)
         text = ModelText(tmp_path / "toy-model")
-        for client in told:
+        for client in ended:
             if client is not failed and client.stream:
                 assert said(client) == text.decode(expected_tokens(text.encode(client.name, 512), ANSWER, VOCAB))
         assert replica.engine_pid() == pid

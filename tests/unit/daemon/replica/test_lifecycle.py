@@ -19,8 +19,8 @@ import pytest
 from pagoda_contracts.launch import DaemonConfig, HealthConfig
 from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.core.messages import Submit, ToEngine
 from pagoda_daemon.health.replica import Replica as Health
-from pagoda_daemon.nouns.messages import Submit, ToEngine
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB
@@ -73,9 +73,9 @@ async def test_a_replica_leaves_nothing_whenever_it_is_stopped(tmp_path):
     replica, clients = await in_use(replica_config(tmp_path, step_ms=SLOW_MS, drain_timeout="1ms"))
     with replica:
         replica.terminate()
-        told = await clients.ended()
-        assert {client.error for client in told} == {"draining"}
-        assert all(client.clean for client in told)
+        ended = await clients.ended()
+        assert {client.error for client in ended} == {"draining"}
+        assert all(client.clean for client in ended)
         await ends_clean(replica)
     await gives_back_all_but(before)
 
@@ -89,8 +89,8 @@ async def test_a_second_signal_ends_a_drain_that_a_frozen_engine_holds_up(tmp_pa
         while (await asyncio.to_thread(replica.probe, PATH_READY))[0] != 503:
             await asyncio.sleep(0.01)
         replica.terminate()
-        told = await clients.ended()
-        assert {client.error for client in told} == {"draining"}
+        ended = await clients.ended()
+        assert {client.error for client in ended} == {"draining"}
         await ends_clean(replica, 1)  # within our patience, a part of the time to drain; 1 is the second signal's own way out
 
 

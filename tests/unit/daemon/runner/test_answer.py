@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.nouns.batch import SamplingRows, ScoredTokens, StepPlan, StepResult
-from pagoda_daemon.nouns.sampling import Shaping
+from pagoda_daemon.core.batch import SamplingRows, ScoredTokens, StepPlan, StepResult
+from pagoda_daemon.core.sampling import Shaping
 from pagoda_daemon.runner.answer import answer, wanted_logits
 from pagoda_daemon.runner.sampler import NOT_FINITE, Sampler
 from support.engine.sampling_rows import shaped_row

@@ -18,11 +18,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
+from pagoda_daemon.core.batch import SamplingRows, ScoredTokens, ShapedRow, StepPlan
+from pagoda_daemon.core.errors import ConfigRejected
+from pagoda_daemon.core.sampling import Shaping
 from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import allocate, destinations, weight_bytes
-from pagoda_daemon.nouns.batch import SamplingRows, ScoredTokens, ShapedRow, StepPlan
-from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.sampling import Shaping
 from pagoda_daemon.runner.forward import NativeForward
 from pagoda_daemon.runner.host import Host, Memory
 from pagoda_daemon.runner.kv_size import LEAST_CONTEXT, KvShape, Needs, kv_shape, needs

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.batch import SamplingRows, ScoredTokens, StepPlan
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import parse_spec
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.weights import allocate, destinations
-from pagoda_daemon.nouns.batch import SamplingRows, ScoredTokens, StepPlan
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.runner.answer import wanted_logits
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.host import Host, Memory

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_daemon.nouns.batch import GREEDY, Masks, SamplingRows
-from pagoda_daemon.nouns.sampling import Shaping
+from pagoda_daemon.core.batch import GREEDY, Masks, SamplingRows
+from pagoda_daemon.core.sampling import Shaping
 from pagoda_daemon.runner import draw as draw_module
 from pagoda_daemon.runner import sampler as sampler_module
 from pagoda_daemon.runner.draw import _floors, best, near_best

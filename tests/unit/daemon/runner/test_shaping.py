@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pagoda_daemon.nouns.batch import ShapedRow
-from pagoda_daemon.nouns.sampling import Shaping
+from pagoda_daemon.core.batch import ShapedRow
+from pagoda_daemon.core.sampling import Shaping
 from pagoda_daemon.runner.shaping import Shaper, banned_ids
 from support.engine.sampling_rows import shaped_row
 

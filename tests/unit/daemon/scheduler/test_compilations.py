@@ -6,9 +6,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import Grammar, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import Grammar, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler import compilations
 from pagoda_daemon.scheduler.admission import abort, expire, knows
 from pagoda_daemon.scheduler.compilations import Compilations

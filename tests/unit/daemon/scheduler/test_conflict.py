@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pagoda_daemon.nouns.batch import NOTHING_LEFT, RowError, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import Grammar
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import NOTHING_LEFT, RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import Grammar
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.conflict import conflict
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
 from support.engine.drive import Drive

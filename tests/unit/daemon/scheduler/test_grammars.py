@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from pagoda_daemon.nouns.batch import GREEDY, WorkerLimits
-from pagoda_daemon.nouns.messages import Grammar
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import GREEDY, WorkerLimits
+from pagoda_daemon.core.messages import Grammar
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.grammars import finish, offer, take_unwatched, wait_ms
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import refusal
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, bound

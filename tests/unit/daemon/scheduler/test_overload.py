@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pagoda_contracts.prefix import Scope, root
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import Refusal, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import Refusal, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler import forecast
 from pagoda_daemon.scheduler.admission import MAX_ANSWERS, Arrival, submit
 from pagoda_daemon.scheduler.cost import StepCost

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import REFUSED, abort
 from pagoda_daemon.scheduler.state import State
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, abort, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits

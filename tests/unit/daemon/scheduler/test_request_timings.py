@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.messages import FromEngine, Life, RowOutput, Stats, StepOutput
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.messages import FromEngine, Life, RowOutput, Stats, StepOutput
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.commit import fail_step
 from pagoda_daemon.scheduler.plan import plan
@@ -20,8 +20,8 @@ def drive(blocks: int = 64, rows: int = 4, budget: int = 16) -> Drive:
     return Drive(SimulatedWorker(WorkerLimits(blocks, 4, VOCAB, 64)), rows, budget)
 
 
-def told(d: Drive, name: str) -> list[tuple[int, Life]]:
-    """(tokens out by then, life), as far as lives were told."""
+def lives(d: Drive, name: str) -> list[tuple[int, Life]]:
+    """(tokens out by then, life), as far as lives were reported."""
     count, found = 0, []
     for output in d.outputs:
         if output.request_id == name:
@@ -36,14 +36,14 @@ def test_timings_are_sent_with_the_first_token_and_the_last_and_with_none_betwee
     d.submit("a", range(40), 5)
     d.drain()
     life = Life(queued_ms=0.0, prefill_ms=3.0, cached_tokens=0, computed_tokens=40, chunks=3, preemptions=0)
-    assert told(d, "a") == [(1, life), (5, life)]
+    assert lives(d, "a") == [(1, life), (5, life)]
 
 
 def test_a_request_of_one_token_reports_its_timings_once() -> None:
     d = drive()
     d.submit("a", [1, 2], 1)
     d.drain()
-    assert told(d, "a") == [(1, Life(0.0, 1.0, 0, 2, 1, 0))]
+    assert lives(d, "a") == [(1, Life(0.0, 1.0, 0, 2, 1, 0))]
 
 
 def test_waiting_for_a_row_is_queueing_and_a_known_beginning_is_not_computed() -> None:
@@ -51,7 +51,7 @@ def test_waiting_for_a_row_is_queueing_and_a_known_beginning_is_not_computed() -
     d.submit("first", range(12), 4)
     d.submit("second", range(12), 1)
     d.drain()
-    (_, life), *_ = told(d, "second")
+    (_, life), *_ = lives(d, "second")
     assert (life.queued_ms, life.prefill_ms) == (4.0, 1.0), "first runs for four steps"
     assert life.cached_tokens > 0
     assert life.cached_tokens + life.computed_tokens == 12
@@ -63,12 +63,12 @@ def test_a_preemption_is_reported_with_the_next_token_and_does_not_move_the_firs
     d.submit("new", [2] * 5, 6)
     d.drain()
     assert d.state.preemptions == 1
-    before, after, last = (life for _, life in told(d, "new"))
+    before, after, last = (life for _, life in lives(d, "new"))
     assert [before.preemptions, after.preemptions, last.preemptions] == [0, 1, 1]
     assert before.prefill_ms == after.prefill_ms == last.prefill_ms
     assert after.computed_tokens > before.computed_tokens, "what was lost is computed again"
     assert after.chunks > before.chunks
-    assert [life.preemptions for _, life in told(d, "old")] == [0, 0]
+    assert [life.preemptions for _, life in lives(d, "old")] == [0, 0]
 
 
 def test_what_steps_computed_is_counted_as_if_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_no_timings_are_kept_once_all_requests_are_gone() -> None:
         if at % 7 == 3:
             abort(d.state, str(at - 1))
     d.drain()
-    assert not d.state.untold
+    assert not d.state.unreported
     assert all(output.life is not None for outputs in d.ends.values() for output in outputs)
 
 

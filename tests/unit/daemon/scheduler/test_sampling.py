@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pagoda_daemon.nouns.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
-from pagoda_daemon.nouns.messages import DeepCheckPrompt
-from pagoda_daemon.nouns.sampling import DRAW, NUMBERS, OFF, Sampling, shaping_of
+from pagoda_daemon.core.batch import GREEDY, LAST_SAMPLED, StepPlan, WorkerLimits
+from pagoda_daemon.core.messages import DeepCheckPrompt
+from pagoda_daemon.core.sampling import DRAW, NUMBERS, OFF, Sampling, shaping_of
 from pagoda_daemon.scheduler.extra_row import with_extra_row
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pagoda_daemon.core.batch import RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.nouns.batch import RowError, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, abort, refusal, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
 from pagoda_daemon.scheduler.limits import Limits

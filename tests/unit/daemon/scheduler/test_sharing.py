@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_daemon.nouns.batch import WorkerLimits
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import WorkerLimits
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import abort
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.simulated.device.virtual import VirtualWorker

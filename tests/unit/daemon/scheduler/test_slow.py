@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
@@ -22,12 +22,12 @@ def step(took_ms, predicted_ms=10.0, rows=3):
 
 
 @pytest.mark.parametrize(
-    ("took", "predicted", "told"), [(249.0, 1.0, False), (250.0, 1.0, True), (1000.0, 300.0, False), (1500.0, 300.0, True)]
+    ("took", "predicted", "logged"), [(249.0, 1.0, False), (250.0, 1.0, True), (1000.0, 300.0, False), (1500.0, 300.0, True)]
 )
-def test_a_step_is_slow_by_its_prediction_and_never_below_a_quarter_of_a_second(took, predicted, told):
+def test_a_step_is_slow_by_its_prediction_and_never_below_a_quarter_of_a_second(took, predicted, logged):
     slow = SlowSteps()
     slow.add(step(took, predicted))
-    assert (slow.take(0.0) is not None) is told
+    assert (slow.take(0.0) is not None) is logged
 
 
 def test_the_slowest_step_is_logged_with_the_number_of_slow_steps_and_then_nothing_for_ten_seconds():
@@ -67,7 +67,7 @@ def test_a_step_of_the_scheduler_says_what_it_held():
     assert state.slow.take(now) is None
     submit(state, Submit("b", tuple(range(1, 10)), Sampling(3)), Arrival(now, 2))
     one(800.0)
-    told = state.slow.take(now)
-    assert (told["took_ms"], told["rows"], told["prompts"], told["prompt_tokens"], told["slow_steps"]) == (800.0, 2, 1, 9, 1)
-    assert told["context"] >= 9 + 12
-    assert 0 < told["predicted_ms"] < 40
+    fields = state.slow.take(now)
+    assert (fields["took_ms"], fields["rows"], fields["prompts"], fields["prompt_tokens"], fields["slow_steps"]) == (800.0, 2, 1, 9, 1)
+    assert fields["context"] >= 9 + 12
+    assert 0 < fields["predicted_ms"] < 40

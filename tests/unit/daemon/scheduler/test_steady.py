@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 import pytest
-from pagoda_daemon.nouns.batch import StepPlan, WorkerLimits
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler import plan as planning
 from pagoda_daemon.scheduler import steady
 from pagoda_daemon.scheduler.admission import abort

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pagoda_daemon.nouns.messages import Grammar, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.messages import Grammar, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
 from pagoda_daemon.structured import limits, worker
 from pagoda_daemon.structured import pool as pools

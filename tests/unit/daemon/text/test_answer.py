@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.api.openai.logprobs import chat_logprobs, prompt_logprobs, shown, text_logprobs
-from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.core.messages import TokenLogprob
 from pagoda_daemon.text.answer import AnswerText, Piece, Scored, echo
 from pagoda_daemon.text.detokenize import WindowDetokenizer
 from pagoda_daemon.text.stops import StopMatcher

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
+from pagoda_daemon.core.errors import BadRequest, ModelRejected
 from pagoda_daemon.text.templates import FAILED, ChatTemplate
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir

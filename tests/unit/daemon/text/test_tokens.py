@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_daemon.api.routes.texts import DetokenizeRequest, detokenize
-from pagoda_daemon.nouns.errors import BadRequest, ModelRejected
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest, ModelRejected
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.spelling import Speller
 from pagoda_daemon.text.stops import StopMatcher
 from pagoda_daemon.text.tokens import ModelText

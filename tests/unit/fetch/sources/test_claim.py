@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from pagoda_fetch.nouns.address import parse
-from pagoda_fetch.nouns.errors import NotFound, Refused
+from pagoda_fetch.core.address import parse
+from pagoda_fetch.core.errors import NotFound, Refused
 from pagoda_fetch.sources.claim import Claim
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 

@@ -5,7 +5,7 @@ import hashlib
 import subprocess
 
 import pytest
-from pagoda_fetch.nouns.errors import Forbidden, Mismatch, NotFound, Refused, Unreachable
+from pagoda_fetch.core.errors import Forbidden, Mismatch, NotFound, Refused, Unreachable
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import COMMIT, Fault, running_hub
 

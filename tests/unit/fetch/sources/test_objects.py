@@ -4,7 +4,7 @@ import asyncio
 import uuid
 
 import pytest
-from pagoda_fetch.nouns.errors import Changed, Mismatch, NotFound, Refused, Stalled, Unreachable
+from pagoda_fetch.core.errors import Changed, Mismatch, NotFound, Refused, Stalled, Unreachable
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_servers import fill_bucket, s3_server, wire
 from support.servers.loop_clock import LoopClock

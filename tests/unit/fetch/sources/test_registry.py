@@ -7,7 +7,7 @@ from collections import Counter
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from pagoda_fetch.nouns.errors import Forbidden, Mismatch, NotFound, Refused, Unsupported
+from pagoda_fetch.core.errors import Forbidden, Mismatch, NotFound, Refused, Unsupported
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import running_hub
 from support.servers.fetch_servers import oci_registry, push, wire

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import aclosing, contextmanager
 
 import pytest
+from pagoda_fetch.core import progress
+from pagoda_fetch.core.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
 from pagoda_fetch.download import pull
-from pagoda_fetch.nouns import progress
-from pagoda_fetch.nouns.errors import Changed, Forbidden, Mismatch, NotFound, Stalled, Unreachable
 from support.clients.fetch_sources import PROMISING, SCHEMES, shelf
 from support.clients.fetching import LARGE, TAKEN, contents, model_files
 from support.servers.fetch_hub import Fault, running_hub
@@ -99,9 +99,9 @@ async def test_what_stays_wrong_is_refused_without_a_digest_too(tmp_path, hub, s
 async def test_a_listing_that_is_denied_is_reported_at_once_and_says_what_to_do(tmp_path, source, hub, body):
     hub.extra[source.listing] = lambda request: request.answer(403, body)
     fetcher = source.fetcher(tmp_path)
-    with pytest.raises(Forbidden, match="credential") as told:
+    with pytest.raises(Forbidden, match="credential") as raised:
         await source.fetch(fetcher)
-    assert "AKIDEXAMPLE" not in str(told.value)
+    assert "AKIDEXAMPLE" not in str(raised.value)
     assert (source.asked(source.listing), fetcher.published()) == (1, [])
 
 

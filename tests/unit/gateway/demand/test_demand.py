@@ -34,12 +34,12 @@ def endpoint(name="ns/a", frame=FRAME, age=0.0, **fields) -> Endpoint:
     return Endpoint(name, "ns/s", "h", frame=frame, frame_made_ms=NOW - age, connected=True, **fields)
 
 
-def told(*endpoints, held=0, since=None, tally=None):
+def report(*endpoints, held=0, since=None, tally=None):
     return service_demand(Facts(SERVICE, endpoints, Held(held, since), tally or ServiceTally()), NOW)
 
 
 def test_only_fresh_endpoints_are_summed():
-    one = told(endpoint(), endpoint("ns/b", age=STATE_DEAD_MS + 1), endpoint("ns/c", frame=None))
+    one = report(endpoint(), endpoint("ns/b", age=STATE_DEAD_MS + 1), endpoint("ns/c", frame=None))
     assert (one.running, one.waiting, one.waiting_tokens, one.in_flight, one.blocks_used, one.blocks_total) == (3, 2, 70, 5, 20, 80)
     assert one.kv_utilization == pytest.approx(0.25)
     assert [(e.pod, e.verdict, e.reason) for e in one.endpoints] == [
@@ -65,27 +65,27 @@ def test_only_fresh_endpoints_are_summed():
     ],
 )
 def test_verdicts_say_what_a_signal_is_worth_and_why(frame, fields, verdict, reason):
-    (one,) = told(endpoint(frame=frame, **fields)).endpoints
+    (one,) = report(endpoint(frame=frame, **fields)).endpoints
     assert (one.verdict, one.reason) == (verdict, reason)
 
 
 def test_a_wake_is_asked_for_only_by_a_held_request_of_a_service_without_replicas_that_stay():
-    assert told(held=1, since=NOW).wake
-    assert told(endpoint(draining=True), held=1, since=NOW).wake
-    assert not told(endpoint(frame=None), held=1, since=NOW).wake
-    assert not told().wake
+    assert report(held=1, since=NOW).wake
+    assert report(endpoint(draining=True), held=1, since=NOW).wake
+    assert not report(endpoint(frame=None), held=1, since=NOW).wake
+    assert not report().wake
 
 
 def test_idle_counts_from_the_last_request_and_not_while_one_is_under_way():
-    assert told(tally=ServiceTally(arrived=2, ended=2, changed_ms=NOW - 61_000)).idle_ms == 60_000
-    assert told(tally=ServiceTally(arrived=2, ended=1, changed_ms=NOW - 61_000)).idle_ms == 0
+    assert report(tally=ServiceTally(arrived=2, ended=2, changed_ms=NOW - 61_000)).idle_ms == 60_000
+    assert report(tally=ServiceTally(arrived=2, ended=1, changed_ms=NOW - 61_000)).idle_ms == 0
 
 
 def test_the_replicas_own_first_tokens_count_where_no_stream_was_seen_here():
-    assert told(endpoint()).ttft_p95_ms == 40
+    assert report(endpoint()).ttft_p95_ms == 40
     tally = ServiceTally()
     tally.window.first_token(1_000, NOW)
-    assert 900 <= told(endpoint(), tally=tally).ttft_p95_ms <= 1_100
+    assert 900 <= report(endpoint(), tally=tally).ttft_p95_ms <= 1_100
 
 
 class Harness:
@@ -166,18 +166,18 @@ async def test_a_watcher_is_notified_of_a_held_request_of_its_answer_and_of_a_fa
     _, two = replicas
     write_fleet(bench.file, [{"name": bench.service, "served_names": ["m"]}])
     async with watching(bench.gateway.demand, bench.service) as call:
-        _, frames = await until(call, bench.service, lambda told: not told.endpoints)
+        _, frames = await until(call, bench.service, lambda demand: not demand.endpoints)
         assert (frames[0].full, frames[0].sequence, frames[0].peers) == (True, 1, 1)
         asked = asyncio.create_task(bench.ask())
-        held, _ = await until(call, bench.service, lambda told: told.held == 1)
+        held, _ = await until(call, bench.service, lambda demand: demand.held == 1)
         assert (held.wake, held.requests_arrived, held.idle_ms) == (True, 1, 0)
         two.say(phase=Phase.PHASE_READY, running=7, revision="r9")
         await bench.serve(two)
         assert (await asked)[0] == 200
-        served, _ = await until(call, bench.service, lambda told: told.requests_ended == 1 and told.running == 7)
+        served, _ = await until(call, bench.service, lambda demand: demand.requests_ended == 1 and demand.running == 7)
         assert (served.held, served.wake, [(r.revision, r.requests, r.errors) for r in served.revisions]) == (0, False, [("r9", 1, 0)])
         two.say(phase=Phase.PHASE_READY, deep_check_failed=True)
-        failing, _ = await until(call, bench.service, lambda told: any(e.deep_check_failed for e in told.endpoints))
+        failing, _ = await until(call, bench.service, lambda demand: any(e.deep_check_failed for e in demand.endpoints))
         assert [(e.verdict, e.reason) for e in failing.endpoints] == [(pb.VERDICT_DEAD, "deep-check")]
 
 
@@ -185,10 +185,10 @@ async def test_a_replica_that_fails_its_deep_check_takes_no_new_request_unless_a
     one, two = replicas
     await bench.serve(one, two)
     one.say(phase=Phase.PHASE_READY, deep_check_failed=True)
-    await bench.told("endpoints", 1, verdict="deep-check")
+    await bench.metric_is("endpoints", 1, verdict="deep-check")
     assert {(await bench.ask())[1]["replica"] for _ in range(6)} == {two.name}
     two.say(phase=Phase.PHASE_READY, deep_check_failed=True)
-    await bench.told("endpoints", 2, verdict="deep-check")
+    await bench.metric_is("endpoints", 2, verdict="deep-check")
     answers = [await bench.ask() for _ in range(4)]
     assert {(status, route.reason) for status, _, route in answers} == {(200, "only-unsound")}
 
@@ -197,9 +197,9 @@ async def test_a_sole_replica_that_fails_its_deep_check_holds_its_requests(bench
     one, _ = replicas
     await bench.serve(one)
     one.say(phase=Phase.PHASE_READY, deep_check_failed=True)
-    await bench.told("endpoints", 1, verdict="deep-check")
+    await bench.metric_is("endpoints", 1, verdict="deep-check")
     asked = asyncio.create_task(bench.ask())
-    await bench.told("held_requests", 1)
+    await bench.metric_is("held_requests", 1)
     one.say(phase=Phase.PHASE_READY)
     status, _, route = await asked
     assert (status, route.reason) == (200, "held-deep-check")

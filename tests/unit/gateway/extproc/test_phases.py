@@ -20,9 +20,9 @@ EVENTS = st.lists(
 )
 
 
-def valid(told: list, side: Side) -> bool:
+def valid(events: list, side: Side) -> bool:
     """Whether one message's events are a head, then pieces, then an end, and nothing after it."""
-    mine = [event for event in told if event.side is side]
+    mine = [event for event in events if event.side is side]
     kinds = "".join("h" if isinstance(event, Head) else "p" if isinstance(event, Piece) else "t" for event in mine)
     ends = [isinstance(event, Trailers) or event.end for event in mine]
     return not kinds or (kinds[0] == "h" and "h" not in kinds[1:] and not any(ends[:-1]))
@@ -31,9 +31,9 @@ def valid(told: list, side: Side) -> bool:
 @pytest.mark.deep
 @settings(max_examples=examples(100))
 @given(EVENTS)
-def test_an_exchange_takes_the_orders_of_http_and_no_other(told):
+def test_an_exchange_takes_the_orders_of_http_and_no_other(events):
     exchange, taken = Exchange(), []
-    for event in told:
+    for event in events:
         begun = any(one.side is Side.REQUEST for one in taken)
         possible = valid([*taken, event], event.side) and (begun or event.side is Side.REQUEST)
         if not possible:

@@ -32,13 +32,13 @@ FULL = pb.ProtocolConfiguration(request_body_mode=pb.FULL_DUPLEX_STREAMED, respo
 
 
 def header_map(**headers: str) -> pb.HeaderMap:
-    told = {name.replace("__", ":").replace("_", "-"): value for name, value in headers.items()}
-    return pb.HeaderMap(headers=[pb.HeaderValue(key=name, raw_value=value.encode()) for name, value in told.items()])
+    wire = {name.replace("__", ":").replace("_", "-"): value for name, value in headers.items()}
+    return pb.HeaderMap(headers=[pb.HeaderValue(key=name, raw_value=value.encode()) for name, value in wire.items()])
 
 
 def head(*, end: bool = False, **headers: str) -> pb.ProcessingRequest:
-    told = header_map(**({"__method": "POST", "__path": "/v1/completions"} | headers))
-    return pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=told, end_of_stream=end), protocol_config=FULL)
+    fields = header_map(**({"__method": "POST", "__path": "/v1/completions"} | headers))
+    return pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=fields, end_of_stream=end), protocol_config=FULL)
 
 
 def piece(data: bytes = BODY, *, end: bool = True) -> pb.ProcessingRequest:
@@ -46,8 +46,8 @@ def piece(data: bytes = BODY, *, end: bool = True) -> pb.ProcessingRequest:
 
 
 def answer(*, status: int = 200, end: bool = False, **headers: str) -> pb.ProcessingRequest:
-    told = header_map(**({"__status": str(status), "content_type": "application/json"} | headers))
-    return pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=told, end_of_stream=end))
+    fields = header_map(**({"__status": str(status), "content_type": "application/json"} | headers))
+    return pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=fields, end_of_stream=end))
 
 
 def part(data: bytes = b"{}", *, end: bool = True) -> pb.ProcessingRequest:
@@ -67,7 +67,7 @@ class Stream:
     messages: tuple[Any, ...]
     sent: list[pb.ProcessingResponse] = field(default_factory=list)
 
-    async def told(self) -> Any:
+    async def requests(self) -> Any:
         for message in self.messages:
             if callable(message):
                 message()
@@ -96,8 +96,8 @@ class Stream:
 
     def dropped(self, kind: str = "request_headers") -> list[str]:
         """The headers that Envoy removes."""
-        told = next(getattr(one, kind) for one in self.sent if one.WhichOneof("response") == kind)
-        return list(told.response.header_mutation.remove_headers)
+        changed = next(getattr(one, kind) for one in self.sent if one.WhichOneof("response") == kind)
+        return list(changed.response.header_mutation.remove_headers)
 
     def body(self, kind: str) -> tuple[bytes, list[bool]]:
         """A body as it goes on, and which of its chunks end it."""
@@ -121,7 +121,7 @@ class Harness(GatewayHarness):
     async def ask(self, *messages: Any, hold_s: float = 0.0) -> Stream:
         parts = self.cache, self.in_flight, self.router, Limits(1 << 20, 60), self.authenticate, self.observe, self.limiter, self.usage
         stream = Stream(messages)
-        await Session(Picker(*parts, None, hold_s), stream.told(), stream.write).run()
+        await Session(Picker(*parts, None, hold_s), stream.requests(), stream.write).run()
         assert self.in_flight.count == 0
         assert self.budget.used == 0
         assert [endpoint.in_flight for endpoint in self.endpoints()] == [0] * len(self.endpoints())
@@ -187,7 +187,7 @@ def test_bodies_pass_whole_in_both_directions_and_each_ends_once(sizes, trailers
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "code"),
+    ("messages", "status", "code"),
     [
         ([head(__path="/v1/other"), piece()], 404, "not_found"),
         ([head(__method="GET", end=True)], 405, "method_not_allowed"),
@@ -199,8 +199,8 @@ def test_bodies_pass_whole_in_both_directions_and_each_ends_once(sizes, trailers
         ([head(), piece(b'{"model": "another"}')], 404, "model_not_found"),
     ],
 )
-async def test_a_request_that_is_wrong_is_answered_at_once_with_our_error(told, status, code):
-    stream = await Harness().ask(*told)
+async def test_a_request_that_is_wrong_is_answered_at_once_with_our_error(messages, status, code):
+    stream = await Harness().ask(*messages)
     assert (stream.immediate.status.code, json.loads(stream.immediate.body)["error"]["code"]) == (status, code)
     assert stream.put("immediate")["x-should-retry"] == "false"
     assert len(stream.put("immediate")["x-request-id"]) == 32
@@ -303,8 +303,8 @@ async def test_only_replicas_of_the_subset_are_picked(subset, may):
 
 async def test_a_client_that_leaves_is_counted_as_one_that_left():
     harness = Harness()
-    for told in ([head()], [head(), piece()], [head(), piece(), answer(), part(end=False)], [head(), answer(status=408, end=True)]):
-        stream = await harness.ask(*told)
+    for messages in ([head()], [head(), piece()], [head(), piece(), answer(), part(end=False)], [head(), answer(status=408, end=True)]):
+        stream = await harness.ask(*messages)
         assert "immediate_response" not in stream.kinds
     families = text_string_to_metric_families(harness.metrics.exposition().decode())
     left = [one for family in families for one in family.samples if one.labels.get("code") == "499"]
@@ -332,5 +332,5 @@ async def test_messages_that_cannot_come_now_end_the_exchange_with_a_reason():
         await harness.ask(answer())
     with pytest.raises(ProxyMisconfigured, match="piece of the request came when all of it had come"):
         await harness.ask(head(), piece(), piece())
-    for told in ([head(), head()], [head(), pb.ProcessingRequest()]):
-        assert json.loads((await harness.ask(*told)).immediate.body)["error"]["code"] == "proxy_misconfigured"
+    for messages in ([head(), head()], [head(), pb.ProcessingRequest()]):
+        assert json.loads((await harness.ask(*messages)).immediate.body)["error"]["code"] == "proxy_misconfigured"

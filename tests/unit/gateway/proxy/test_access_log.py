@@ -108,7 +108,7 @@ async def test_the_line_of_a_stream_has_its_time_to_the_first_token():
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "expected"),
     [
         ({"key": "nobody's"}, {"status": 401, "refusal": "invalid_api_key", "why": "unknown"}),
         ({"key": OLD.text}, {"status": 401, "refusal": "invalid_api_key", "why": "expired"}),
@@ -120,11 +120,11 @@ async def test_the_line_of_a_stream_has_its_time_to_the_first_token():
         ({"path": "/v1/nothing"}, OURS | {"route": "none", "status": 404, "refusal": "not_found"}),
     ],
 )
-async def test_a_refused_request_has_a_line_with_its_reason(asked, told):
+async def test_a_refused_request_has_a_line_with_its_reason(asked, expected):
     async with served() as (_, _, client, lines):
         await ask(client, **asked)
         line = await line_of(lines)
-        assert {name: line.get(name) for name in told} == told
+        assert {name: line.get(name) for name in expected} == expected
         assert not {"endpoint", "ttft_ms", "finish"} & line.keys()
 
 

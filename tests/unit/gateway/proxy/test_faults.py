@@ -91,7 +91,7 @@ async def test_a_refusal_by_the_only_replica_waits_for_its_next_frame(bench, rep
     await bench.serve(a)
     asked = asyncio.create_task(bench.ask())
     await asyncio.wait_for(refused.wait(), 120)
-    await bench.told("held_requests", 1)
+    await bench.metric_is("held_requests", 1)
     a.script, a.silent = say_ok, False
     a.say()
     status, _, route = await asked
@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_ends_the_work_at_the_replica(bench, replicas
     async with bench.post(stream=True) as answer:
         await answer.content.readexactly(len(EVENT % 0))
     await asyncio.wait_for(closed.wait(), 60)
-    await bench.told("requests_total", 1, code="499")
+    await bench.metric_is("requests_total", 1, code="499")
 
 
 async def test_a_client_that_leaves_before_any_answer_ends_the_work_too(bench, replicas):

@@ -209,7 +209,7 @@ async def test_a_full_line_says_when_to_come_back(bench, one):
     one.say(phase=Phase.PHASE_LOADING)
     await bench.sees(loading=1)
     first = asyncio.create_task(bench.ask())
-    await bench.told("held_requests", 1)
+    await bench.metric_is("held_requests", 1)
     assert await bench.refused("held-loading") == (429, "queue_full", "true", "5")
     one.say(phase=Phase.PHASE_READY)
     assert (await first)[0] == 200

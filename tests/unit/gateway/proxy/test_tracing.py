@@ -74,8 +74,8 @@ async def test_the_client_s_trace_goes_on_through_the_gateway_to_the_replica():
     (exchange,) = replica.seen
     assert exchange.headers["traceparent"] == f"00-{TRACE}-{root.context.span_id:016x}-01"
     assert {name: span.parent.span_id for name, span in spans.items()} == dict.fromkeys(("read", "replica"), root.context.span_id)
-    told = {"http.response.status_code": 200, "gen_ai.request.model": "m", "pagoda.tenant": "team-a", "pagoda.service": "ns/s"}
-    assert told.items() <= dict(root.attributes).items()
+    attributes = {"http.response.status_code": 200, "gen_ai.request.model": "m", "pagoda.tenant": "team-a", "pagoda.service": "ns/s"}
+    assert attributes.items() <= dict(root.attributes).items()
     assert KEY.text not in root.to_json()
 
 

@@ -24,7 +24,7 @@ def endpoint(running=0, waiting=0, own=0, rows=16, used=0):
         (endpoint(running=4, waiting=2, own=6, used=95), 1, False),  # the KV cache is full, so free rows are of no use
         (endpoint(running=4, waiting=2, own=6, used=50), 1, True),
         (endpoint(running=4, own=4, used=95), 1, True),
-        (endpoint(running=900, own=900, rows=0), 1, True),  # an older replica does not tell its rows
+        (endpoint(running=900, own=900, rows=0), 1, True),  # an older replica does not report its rows
         (Endpoint("a", "s", "a:1"), 1, True),
     ],
 )

@@ -13,8 +13,8 @@ REQUEST = RoutingRequest("m", adapter="a")
 
 
 def endpoint(name, running=0, sent=0, **frame):
-    told = Frame(1, "ready", running, 0, 0, frozenset({"m"}), **frame)
-    return Endpoint(name, "ns/s", f"{name}:8000", frame=told, connected=True, sent_tokens=sent)
+    state = Frame(1, "ready", running, 0, 0, frozenset({"m"}), **frame)
+    return Endpoint(name, "ns/s", f"{name}:8000", frame=state, connected=True, sent_tokens=sent)
 
 
 def has_adapter(endpoint, request):

@@ -134,14 +134,14 @@ async def all_of(gateway, cases, happen=None):
         return dict(zip(cases, await asyncio.gather(*reading), strict=True))
 
 
-def told(stream):
+def content(stream):
     assert NOTE not in stream
     return VARIES.sub(b"", stream)
 
 
 def judge(streams, undisturbed):
     for name, stream in streams.items():
-        assert (name, told(stream)) == (name, told(undisturbed[name]))
+        assert (name, content(stream)) == (name, content(undisturbed[name]))
 
 
 async def continued(gateway):
@@ -198,7 +198,7 @@ async def test_streams_on_a_frozen_replica_go_on_elsewhere_and_are_not_wanted_ba
         assert not never.done()
         for pid in (victim.engine_pid(), victim.process.pid):
             os.kill(pid, signal.SIGCONT)
-        assert told(await never) == told(undisturbed["greedy"])
+        assert content(await never) == content(undisturbed["greedy"])
 
 
 async def test_a_real_model_in_bf16_says_the_same(tmp_path):

@@ -107,7 +107,7 @@ async def test_at_the_deadline_the_held_get_an_answer_and_streams_a_clean_end(be
         replicas[0].silent = True
         await bench.sees(silent=1)
         held = asyncio.create_task(_status(bench))
-        await bench.told("held_requests", 1)
+        await bench.metric_is("held_requests", 1)
         bench.gateway.terminate()
         assert await held == (503, "gateway_stopping")
         rest = await streaming.content.read()
@@ -122,7 +122,7 @@ async def test_a_held_request_is_served_after_the_listener_has_closed(bench, rep
     replicas[0].silent = True
     await bench.sees(silent=1)
     held = asyncio.create_task(_status(bench))
-    await bench.told("held_requests", 1)
+    await bench.metric_is("held_requests", 1)
     bench.gateway.terminate()
     await refuses(bench.gateway)
     replicas[0].silent = False

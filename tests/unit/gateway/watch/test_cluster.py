@@ -144,13 +144,13 @@ async def test_it_is_synced_after_the_first_whole_lists_of_both_kinds(followed):
 
 
 async def test_a_pod_that_ends_loses_its_address_or_is_deleted_is_no_endpoint_any_more(followed):
-    told = Held()
+    events = Held()
     followed.services.say(page(service("s")))
-    followed.pods.say(page(replica("a"), replica("b"), replica("c"), replica("d")), told)
+    followed.pods.say(page(replica("a"), replica("b"), replica("c"), replica("d")), events)
     ended = replica("a", "11")
     ended["status"]["phase"] = "Failed"
     for line in (event("MODIFIED", ended), event("MODIFIED", replica("b", "12", ip="")), event("DELETED", replica("c", "13"))):
-        told.put_nowait(line)
+        events.put_nowait(line)
     assert [await asyncio.wait_for(followed.gone.get(), 60) for _ in range(3)] == ["ns/a", "ns/b", "ns/c"]
     assert followed.addresses("s") == {"ns/d": "10.0.0.7:8000"}
 

@@ -99,17 +99,17 @@ async def followed(tmp_path):
 async def test_the_ring_follows_secrets_that_come_change_and_go(followed):
     """A key is revoked in one Secret, one is added in another, and at last a Secret is deleted."""
     ring, script = followed
-    told = Held()
-    script.say(page(secret("s", KEYS[0], KEYS[1])), told)
+    events = Held()
+    script.say(page(secret("s", KEYS[0], KEYS[1])), events)
     assert (await script.next_query())["labelSelector"] == f"{LABEL_API_KEYS}=true"
     assert await ring.next() == ["team-a", "team-a", None]
     assert "watch" in await script.next_query()
     assert ring.synced
-    told.put_nowait(event("MODIFIED", secret("s", KEYS[1], version="11")))
+    events.put_nowait(event("MODIFIED", secret("s", KEYS[1], version="11")))
     assert await ring.next() == [None, "team-a", None]
-    told.put_nowait(event("ADDED", secret("t", KEYS[2], version="12", tenant="team-b")))
+    events.put_nowait(event("ADDED", secret("t", KEYS[2], version="12", tenant="team-b")))
     assert await ring.next() == [None, "team-a", "team-b"]
-    told.put_nowait(event("DELETED", secret("s", KEYS[1], version="13")))
+    events.put_nowait(event("DELETED", secret("s", KEYS[1], version="13")))
     assert await ring.next() == [None, None, "team-b"]
 
 

@@ -111,8 +111,8 @@ def test_requests_count_from_the_first_frame_and_after_a_restart():
 def test_a_revisions_requests_are_summed_and_its_worst_time_counts():
     harness = Harness()
     for gateway, ttft in (("g1", 100), ("g2", 900)):
-        told = pb.RevisionDemand(revision="r", requests=10, errors=1, ttft_p95_ms=ttft)
-        harness.hear(gateway, service(revisions=[told]), full=True)
+        revision = pb.RevisionDemand(revision="r", requests=10, errors=1, ttft_p95_ms=ttft)
+        harness.hear(gateway, service(revisions=[revision]), full=True)
     seen = harness.of().revisions["r"]
     assert (seen.requests, seen.errors, seen.ttft_p95_s) == (20, 2, 0.9)
 

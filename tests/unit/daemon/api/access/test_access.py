@@ -20,10 +20,10 @@ from pagoda_daemon.api.access.roles import METHODS, NOBODY, OPEN, PEER_ROUTES, R
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.core.errors import EngineDied
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
-from pagoda_daemon.nouns.errors import EngineDied
-from pagoda_daemon.nouns.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 from starlette.responses import Response
 from starlette.routing import Route
@@ -77,8 +77,8 @@ def app(engine, harness):
     return made(engine, harness[2], harness[0])
 
 
-def as_(harness, who):
-    return {"authorization": f"Bearer {harness[1][who]}"}
+def as_(harness, role):
+    return {"authorization": f"Bearer {harness[1][role]}"}
 
 
 def routes_of(app):
@@ -141,12 +141,12 @@ async def test_without_a_key_every_route_that_is_not_open_says_401(app):
                 assert answer.json()["error"]["type"] == "authentication_error"
 
 
-@pytest.mark.parametrize("who", [ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS, ROLE_CLIENT, "stranger"])
-async def test_every_route_lets_in_the_roles_of_the_table_and_no_other(app, harness, who):
+@pytest.mark.parametrize("role", [ROLE_GATEWAY, ROLE_OPERATOR, ROLE_METRICS, ROLE_CLIENT, "stranger"])
+async def test_every_route_lets_in_the_roles_of_the_table_and_no_other(app, harness, role):
     async with open_client(app) as client:
         for method, path in requests_of(app):
-            answer = await client.request(method, concrete(path), headers=as_(harness, who))
-            refused = ROUTES[path] != OPEN and who not in ROUTES[path]
+            answer = await client.request(method, concrete(path), headers=as_(harness, role))
+            refused = ROUTES[path] != OPEN and role not in ROUTES[path]
             assert (path, answer.status_code == 403) == (path, refused)
             if refused and method != "HEAD":
                 assert answer.headers[HEADER_ERROR_CODE] == "permission_denied"
@@ -212,8 +212,8 @@ async def test_a_refused_caller_costs_the_engine_nothing_and_his_body_is_not_rea
 async def test_only_a_gateways_word_about_its_client_reaches_the_engine(app, engine, harness):
     said = {HEADER_TENANT: "team-a", HEADER_PRIORITY: "3", HEADER_DEADLINE: "60000"}
     async with open_client(app) as client:
-        for who in (ROLE_GATEWAY, ROLE_CLIENT):
-            await client.post("/v1/completions", json=ASK, headers={**said, **as_(harness, who)})
+        for role in (ROLE_GATEWAY, ROLE_CLIENT):
+            await client.post("/v1/completions", json=ASK, headers={**said, **as_(harness, role)})
     assert [(one.tenant, one.priority) for one in engine.heard] == [("team-a", 3), ("key:alice", 0)]
     assert all(one.deadline_ms is not None for one in engine.heard)
 

@@ -16,7 +16,7 @@ from pagoda_daemon.api.access import auth, keys
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.caller import ANYBODY, ROLE_CLIENT
 from pagoda_daemon.api.access.roles import NOBODY, OPEN, ROUTES
-from pagoda_daemon.nouns.errors import ConfigRejected, Forbidden, Unauthenticated
+from pagoda_daemon.core.errors import ConfigRejected, Forbidden, Unauthenticated
 from structlog.testing import capture_logs
 from support.kube.issuer import STRANGER, SUBJECTS, Issuer, SigningKey
 

@@ -13,9 +13,9 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, to_header
 from pagoda_daemon.api.access.caller import ANYBODY, MAX_DEADLINE_MS, ROLE_CLIENT, Principal, Terms, authorization, caller, located
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Prefix, Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Prefix, Submit
+from pagoda_daemon.core.sampling import Sampling
 
 GATEWAY = Principal(ROLE_GATEWAY, "system:serviceaccount:pagoda:gateway")
 HASHES = tuple(bytes([number]) * 16 for number in range(3))

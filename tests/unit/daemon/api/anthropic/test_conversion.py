@@ -9,7 +9,7 @@ from pagoda_daemon.api.anthropic.requests import CountTokensRequest, MessagesReq
 from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
 from pagoda_daemon.api.routes.messages import checked_chat
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 HI = {"role": "user", "content": "hi"}
 BODY = {"model": "m", "max_tokens": 9, "messages": [HI]}

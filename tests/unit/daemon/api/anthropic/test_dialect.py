@@ -11,7 +11,7 @@ from pagoda_daemon.answers.wishes import Wish
 from pagoda_daemon.api.anthropic.dialect import Messages
 from pagoda_daemon.api.openai.reading import Reading
 from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, PromptDetails, Usage
-from pagoda_daemon.nouns.errors import RequestFailed
+from pagoda_daemon.core.errors import RequestFailed
 from pagoda_daemon.text.answer import Piece
 from support.judges import anthropic_types
 from support.suite.profiles import examples

@@ -8,7 +8,7 @@ from pagoda_daemon.api.anthropic.conversion import NO_THREADS
 from pagoda_daemon.api.anthropic.errors import response_of, translated
 from pagoda_daemon.api.openai import errors as openai
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
-from pagoda_daemon.nouns import errors
+from pagoda_daemon.core import errors
 
 
 @pytest.mark.parametrize(

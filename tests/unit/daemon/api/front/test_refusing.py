@@ -1,4 +1,4 @@
-"""A port that cannot be had: what a person who typed `serve` is told."""
+"""A port that cannot be had: what a person who typed `serve` sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pagoda_daemon.api.front import front
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from support.servers.local_front import local_config, local_front
 
 

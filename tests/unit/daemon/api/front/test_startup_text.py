@@ -6,8 +6,8 @@ import shlex
 import pytest
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.front.startup_text import StartupText, leaving, welcome
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import Ready
 
 URL = "http://127.0.0.1:8000"
 

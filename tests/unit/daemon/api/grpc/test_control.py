@@ -260,23 +260,23 @@ async def test_adapters_are_unimplemented_in_a_sentence(channel, metadata):
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize("who", ["nobody", "stranger", ROLE_GATEWAY, ROLE_METRICS])
-async def test_only_the_operator_gives_orders(front, channel, metadata, who):
-    wanted = grpc.StatusCode.UNAUTHENTICATED if who == "nobody" else grpc.StatusCode.PERMISSION_DENIED
+@pytest.mark.parametrize("role", ["nobody", "stranger", ROLE_GATEWAY, ROLE_METRICS])
+async def test_only_the_operator_gives_orders(front, channel, metadata, role):
+    wanted = grpc.StatusCode.UNAUTHENTICATED if role == "nobody" else grpc.StatusCode.PERMISSION_DENIED
     for method, request, response in (
         (GRPC_SET_STATE, SetStateRequest(target=TARGET_DRAINING, epoch=1), SetStateResponse),
         (GRPC_SET_ADAPTERS, SetAdaptersRequest(), SetAdaptersResponse),
     ):
-        assert await code_of(call(channel, method, response)(request, metadata=metadata[who], timeout=120)) == wanted
+        assert await code_of(call(channel, method, response)(request, metadata=metadata[role], timeout=120)) == wanted
     assert front.front.replica.phase == Phase.PHASE_READY
 
 
-@pytest.mark.parametrize(("who", "let_in"), [("nobody", False), (ROLE_METRICS, False), (ROLE_GATEWAY, True), (ROLE_OPERATOR, True)])
-async def test_state_is_for_gateways_and_the_operator(channel, metadata, who, let_in):
+@pytest.mark.parametrize(("role", "let_in"), [("nobody", False), (ROLE_METRICS, False), (ROLE_GATEWAY, True), (ROLE_OPERATOR, True)])
+async def test_state_is_for_gateways_and_the_operator(channel, metadata, role, let_in):
     watch = channel.unary_stream(
         GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
     )
-    stream = watch(WatchStateRequest(), metadata=metadata[who], timeout=120)
+    stream = watch(WatchStateRequest(), metadata=metadata[role], timeout=120)
     if let_in:
         assert (await stream.read()).phase == Phase.PHASE_READY
         stream.cancel()

@@ -10,10 +10,10 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.access.caller import ROLE_CLIENT, Principal
 from pagoda_daemon.api.grpc import generate as grpc_generate
 from pagoda_daemon.api.grpc.generate import submit_of, terms_of
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Abort, Ready
+from pagoda_daemon.core.sampling import NUMBERS, OFF
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Abort, Ready
-from pagoda_daemon.nouns.sampling import NUMBERS, OFF
 from pagoda_daemon.simulated.device.worker import expected_tokens
 from pagoda_daemon.simulated.fleet.engine import LocalEngine
 from pagoda_daemon.simulated.fleet.text import VOCAB
@@ -115,7 +115,7 @@ async def test_a_caller_who_leaves_frees_his_request(front, channel):
 
 
 async def leave(front, call):
-    """Hears a token and goes; returns once the engine was told. Deep checks are sent too."""
+    """Hears a token and goes; returns once the engine has heard of it. Deep checks are sent too."""
     await call.read()
     aborted, engine = asyncio.Event(), front.engine
     real = engine._send
@@ -190,12 +190,12 @@ async def test_a_short_call_is_a_deadline_too(channel, front):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("who", [None, ROLE_OPERATOR])
-async def test_only_a_gateway_generates_where_callers_are_distinguished(tmp_path, who):
+@pytest.mark.parametrize("role", [None, ROLE_OPERATOR])
+async def test_only_a_gateway_generates_where_callers_are_distinguished(tmp_path, role):
     issuer = Issuer(tmp_path)
     config = local_config(tmp_path, auth=issuer.config())
     async with local_front(config, tmp_path / "text") as front, front.channel() as channel:
-        metadata = (("authorization", f"Bearer {issuer.token(who)}"),) if who else ()
+        metadata = (("authorization", f"Bearer {issuer.token(role)}"),) if role else ()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await events(channel, asked(), metadata=metadata)
         assert refused.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)

@@ -10,9 +10,9 @@ from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
 from pagoda_contracts.prefix import TEXT_CHUNK_BYTES, Scope, text_hashes, to_header
 from pagoda_daemon.api.grpc import watch
 from pagoda_daemon.api.grpc.watch import Identity, Pace, frame
+from pagoda_daemon.core.messages import Ready, Stats
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import Ready, Stats
 from support.kube.issuer import Issuer
 from support.servers.local_front import NAME, PATIENCE_S, local_config, local_front
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pagoda_contracts.names import ERROR_ENGINE_DIED
 from pagoda_daemon.api.http.final_errors import final_bytes, send_final_errors
-from pagoda_daemon.nouns.errors import EngineDied
+from pagoda_daemon.core.errors import EngineDied
 from pagoda_daemon.process.logs import SteadyLogger
 
 ERROR = EngineDied("this replica stands still")

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from pagoda_daemon.api.http.final_errors import send_final_errors
 from pagoda_daemon.api.http.half_closed import BEGIN
-from pagoda_daemon.nouns.errors import EngineDied
+from pagoda_daemon.core.errors import EngineDied
 from support.servers.local_replica import NAME, PATIENCE_S, Held, LocalReplica, local_replica, read_answer, request, texts
 
 TOKENS = 40

@@ -6,8 +6,8 @@ import json
 
 import pytest
 from pagoda_daemon.api.http.lines import Mark, is_logged, throughput
+from pagoda_daemon.core.messages import Stats
 from pagoda_daemon.health.replica import Replica
-from pagoda_daemon.nouns.messages import Stats
 from structlog.testing import capture_logs
 from support.judges.refusals import CHAT, COMPLETIONS, chat, completion
 from support.servers.local_replica import NAME, local_replica, request
@@ -46,8 +46,8 @@ async def test_a_refusal_says_why_and_scrapes_say_nothing():
             await replica.get("/metrics")
             await replica.get("/none")
             await replica.until(lambda: len(request_lines(found)) == 3)
-    told = [(line["route"], line["status"], line["refusal"], line.get("param")) for line in request_lines(found)]
-    assert told == [(CHAT, 400, "invalid_value", "temperature"), (CHAT, 404, "model_not_found", None), ("none", 404, "not_found", None)]
+    fields = [(line["route"], line["status"], line["refusal"], line.get("param")) for line in request_lines(found)]
+    assert fields == [(CHAT, 400, "invalid_value", "temperature"), (CHAT, 404, "model_not_found", None), ("none", 404, "not_found", None)]
     assert "another" not in json.dumps(found, default=str)
 
 
@@ -59,8 +59,8 @@ async def test_what_another_time_or_replica_may_take_says_why_it_was_refused():
             replica.front.replica.in_flight -= 256
             await replica.send(request("POST", CHAT, content_length=str(2**30)).replace(b"content-length: 0\r\n", b""))
             await replica.until(lambda: len(request_lines(found)) == 2)
-    told = [(line["status"], line["refusal"], line.get("why")) for line in request_lines(found)]
-    assert told == [
+    fields = [(line["status"], line["refusal"], line.get("why")) for line in request_lines(found)]
+    assert fields == [
         (503, "overloaded", "this replica holds 256 requests; at most 256 are allowed"),
         (413, "request_too_large", None),
     ]

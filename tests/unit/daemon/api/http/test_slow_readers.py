@@ -136,9 +136,9 @@ async def judge_grpc(readers: int, most_behind: int, stalled_s: float = 0.0) -> 
                 await asyncio.sleep(0.01)
             await replica.at_rest()  # though all of them are still there
             for call in unread:
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
                     _ = [event async for event in call]
-                assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         return worst
 
 

@@ -15,9 +15,9 @@ from pagoda_contracts.launch import TracingConfig
 from pagoda_daemon.api.http.spans import Ended, attributes, error_of, name_of, parts
 from pagoda_daemon.api.http.tracing import Complaints, tracing
 from pagoda_daemon.api.routes.openapi import OPERATIONS
+from pagoda_daemon.core.errors import ConfigRejected
+from pagoda_daemon.core.messages import Life
 from pagoda_daemon.metrics.records import Record
-from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.messages import Life
 from pagoda_daemon.process import settings
 from structlog.testing import capture_logs
 from support.judges.refusals import CHAT, COMPLETIONS, chat, completion
@@ -126,8 +126,8 @@ async def test_a_collector_gets_the_clients_trace_continued_and_no_text():
     ours = [span for span in spans if span.trace_id.hex() == TRACE]
     (whole,) = [span for span in ours if span.kind == Span.SPAN_KIND_SERVER]
     assert (whole.name, whole.parent_span_id.hex()) == (f"text_completion {NAME}", CALLER)
-    told = {one.key: one.value for one in whole.attributes}
-    assert (told["gen_ai.usage.input_tokens"].int_value, told["gen_ai.usage.output_tokens"].int_value) == (len(SECRET), 3)
+    attributes = {one.key: one.value for one in whole.attributes}
+    assert (attributes["gen_ai.usage.input_tokens"].int_value, attributes["gen_ai.usage.output_tokens"].int_value) == (len(SECRET), 3)
     inner = [span for span in ours if span is not whole]
     assert [span.name for span in inner] == ["prepare", "queue", "prefill", "decode"]
     assert {span.parent_span_id for span in inner} == {whole.span_id}

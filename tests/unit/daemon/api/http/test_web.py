@@ -18,7 +18,7 @@ from pagoda_contracts.launch import AuthConfig, Listen, TlsConfig
 from pagoda_contracts.names import HEADER_ERROR_CODE
 from pagoda_daemon.api.http.tls import tls_context
 from pagoda_daemon.api.http.web import KnownHosts, Web, host_name, is_known, without_prefix
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from structlog.testing import capture_logs
 from support.judges.refusals import COMPLETIONS, completion
 from support.servers.certificates import mount, write_pair
@@ -59,13 +59,13 @@ def test_a_hosts_name_has_no_port():
 async def test_a_page_under_a_name_of_its_own_is_refused_before_anything_is_computed():
     with capture_logs() as found:
         async with replica_with(allowed_hosts=("My-Laptop",), cors_origins=(PAGE,)) as replica:
-            status, told = await replica.post(COMPLETIONS, completion(), host="evil.example:8000")
-            assert (status, told["error"]["code"]) == (403, "permission_denied")
-            assert "--allowed-host" in told["error"]["message"]
+            status, error = await replica.post(COMPLETIONS, completion(), host="evil.example:8000")
+            assert (status, error["error"]["code"]) == (403, "permission_denied")
+            assert "--allowed-host" in error["error"]["message"]
             assert replica.engine.submitted == []
-            status, told = await replica.post(COMPLETIONS, completion(), origin="https://evil.example")
-            assert (status, told["error"]["code"]) == (403, "permission_denied")
-            assert "--cors-origin" in told["error"]["message"]
+            status, error = await replica.post(COMPLETIONS, completion(), origin="https://evil.example")
+            assert (status, error["error"]["code"]) == (403, "permission_denied")
+            assert "--cors-origin" in error["error"]["message"]
             assert replica.engine.submitted == []
             for origin in ("http://localhost:3000", f"http://{HOST}:1", "http://my-laptop", PAGE):
                 assert (await replica.post(COMPLETIONS, completion(), origin=origin))[0] == 200
@@ -100,21 +100,21 @@ def test_every_name_is_answered_where_none_is_listed():
 async def test_a_listed_origin_may_ask_and_read_and_another_may_not():
     ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type,x-stainless-os"}
     async with replica_with(cors_origins=(PAGE,)) as replica:
-        status, told = headers_of(await replica.send(request("OPTIONS", COMPLETIONS, origin=PAGE, **ask)))
-        assert (status, told["access-control-allow-origin"]) == (200, PAGE)
-        assert told["access-control-allow-headers"] == ask["access-control-request-headers"]
-        assert "access-control-allow-credentials" not in told
+        status, headers = headers_of(await replica.send(request("OPTIONS", COMPLETIONS, origin=PAGE, **ask)))
+        assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
+        assert headers["access-control-allow-headers"] == ask["access-control-request-headers"]
+        assert "access-control-allow-credentials" not in headers
         body = json.dumps(completion()).encode()
-        status, told = headers_of(await replica.send(request("POST", COMPLETIONS, body, origin=PAGE)))
-        assert (status, told["access-control-allow-origin"], told["vary"]) == (200, PAGE, "Origin")
-        assert {"x-request-id", "request-id"} <= set(told["access-control-expose-headers"].split(", "))
-        status, told = headers_of(await replica.send(request("POST", COMPLETIONS, b"{", origin=PAGE)))
-        assert (status, told["access-control-allow-origin"]) == (400, PAGE)
+        status, headers = headers_of(await replica.send(request("POST", COMPLETIONS, body, origin=PAGE)))
+        assert (status, headers["access-control-allow-origin"], headers["vary"]) == (200, PAGE, "Origin")
+        assert {"x-request-id", "request-id"} <= set(headers["access-control-expose-headers"].split(", "))
+        status, headers = headers_of(await replica.send(request("POST", COMPLETIONS, b"{", origin=PAGE)))
+        assert (status, headers["access-control-allow-origin"]) == (400, PAGE)
         for other in ("https://evil.example", "http://chat.example.org", f"{PAGE}.evil.example", "null"):
-            status, told = headers_of(await replica.send(request("OPTIONS", COMPLETIONS, origin=other, **ask)))
-            assert (status, "access-control-allow-origin" in told) == (400, False)
-            status, told = headers_of(await replica.send(request("POST", COMPLETIONS, body, origin=other)))
-            assert "access-control-allow-origin" not in told
+            status, headers = headers_of(await replica.send(request("OPTIONS", COMPLETIONS, origin=other, **ask)))
+            assert (status, "access-control-allow-origin" in headers) == (400, False)
+            status, headers = headers_of(await replica.send(request("POST", COMPLETIONS, body, origin=other)))
+            assert "access-control-allow-origin" not in headers
 
 
 async def test_a_preflight_needs_no_key(tmp_path):
@@ -191,10 +191,10 @@ class Links(HTMLParser):
 async def test_the_page_of_the_api_needs_nothing_from_elsewhere():
     async with local_replica() as replica:
         answer = await replica.send(request("GET", "/docs"))
-    status, told = headers_of(answer)
+    status, headers = headers_of(answer)
     page = answer.partition(b"\r\n\r\n")[2].decode()
-    assert (status, told["content-type"]) == (200, "text/html; charset=utf-8")
-    policy = told["content-security-policy"]
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = headers["content-security-policy"]
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)[1]
     assert f"style-src 'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'" in policy
     assert policy.startswith("default-src 'none'; ")
@@ -288,8 +288,8 @@ def test_files_that_are_no_certificate_are_refused_by_name(pair, cert, key, said
 
 async def test_a_refusal_has_the_shape_of_its_api_and_its_code_in_a_header_also_under_a_prefix():
     async with replica_with(allowed_hosts=("my-laptop",), root_path="/llm") as replica:
-        status, told = await replica.post("/llm/v1/messages", {}, host="evil.example")
-        assert (status, told["type"], told["error"]["type"]) == (403, "error", "permission_error")
+        status, error = await replica.post("/llm/v1/messages", {}, host="evil.example")
+        assert (status, error["type"], error["error"]["type"]) == (403, "error", "permission_error")
         for path in ("/nothing", "/v1/messages/nothing", "/llm/v1/messages/nothing"):
             _, headers = headers_of(await replica.send(request("GET", path)))
             assert headers[HEADER_ERROR_CODE] == "not_found"

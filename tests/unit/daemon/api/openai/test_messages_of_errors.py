@@ -10,8 +10,8 @@ from pagoda_daemon.api.openai import strict
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.routes import embeddings
 from pagoda_daemon.api.routes.submitting import submission
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB, tiny_model_dir
 

@@ -21,7 +21,7 @@ from pagoda_daemon.api.openai.replies import (
     TextReply,
     event,
 )
-from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.core.messages import TokenLogprob
 from pagoda_daemon.text.answer import Piece, Scored
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

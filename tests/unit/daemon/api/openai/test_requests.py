@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 from support.suite.profiles import examples
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

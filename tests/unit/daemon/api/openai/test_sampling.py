@@ -4,8 +4,8 @@ from types import MappingProxyType
 
 import pytest
 from pagoda_daemon.api.openai.sampling import SamplingFields, Wished, check_sampling, sampling_of
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.sampling import NUMBERS, OFF
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.sampling import NUMBERS, OFF
 from support.engine.sampling_rows import not_off
 
 VOCAB = 100

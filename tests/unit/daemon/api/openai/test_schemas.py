@@ -7,8 +7,8 @@ from llguidance import LLTokenizer
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.openai.schemas import EXACT, FORMATS
 from pagoda_daemon.api.openai.structured import grammar_of
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
 BYTES = LLTokenizer("byte")
@@ -23,9 +23,9 @@ FIELD = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/$defs/one"
 
 def requested(fields):
     """The grammar of a request with these fields, and what its answer's header names."""
-    told = []
-    request = parse(json.dumps({"model": "m", "prompt": "p", **fields}).encode(), CompletionRequest, told)
-    return grammar_of(request, ()), told
+    warnings = []
+    request = parse(json.dumps({"model": "m", "prompt": "p", **fields}).encode(), CompletionRequest, warnings)
+    return grammar_of(request, ()), warnings
 
 
 def accepts(schema, text, way=HERE):
@@ -39,7 +39,7 @@ def follows(grammar, text):
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-def told(schema):
+def loosened(schema):
     return requested(WAYS[HERE](schema))[1]
 
 
@@ -57,7 +57,7 @@ def refusal(schema, way=HERE):
 def test_a_format_that_nobody_knows_is_an_annotation(schema):
     assert accepts(schema, '"red"')
     assert accepts({"type": "object", "properties": {"format": {"$ref": "#/x/0"}}, "x": [schema]}, '{"format": "red"}')
-    assert told(schema) == []
+    assert loosened(schema) == []
 
 
 def test_what_stands_beside_such_a_format_is_followed():
@@ -86,7 +86,7 @@ def test_branches_that_may_overlap_are_any_of_and_reported(branches, text):
     cat = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
     schema = {"oneOf": branches, "$defs": {"cat": cat}}
     assert accepts(schema, text)
-    assert told(schema) == [f"{HERE}.oneOf"]
+    assert loosened(schema) == [f"{HERE}.oneOf"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_branches_that_exclude_each_other_are_followed_exactly_and_not_reported(
         kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"], "additionalProperties": False}
         for kind in ("cat", "dog")
     }
-    assert told({"oneOf": branches, "$defs": defs}) == []
+    assert loosened({"oneOf": branches, "$defs": defs}) == []
 
 
 def test_every_place_of_a_loosened_one_of_is_reported_in_words_that_a_header_may_hold():
@@ -113,8 +113,8 @@ def test_every_place_of_a_loosened_one_of_is_reported_in_words_that_a_header_may
         "properties": {"a": {"items": loose}, "b\r\nx: y": loose, "c": {"$ref": "#/$defs/c"}},
         "$defs": {"c": loose},
     }
-    assert sorted(told(schema)) == [f"{HERE}.$defs.c.oneOf", f"{HERE}.properties.?.oneOf", f"{HERE}.properties.a.items.oneOf"]
-    assert len(told({"anyOf": [loose] * 99})) == 8
+    assert sorted(loosened(schema)) == [f"{HERE}.$defs.c.oneOf", f"{HERE}.properties.?.oneOf", f"{HERE}.properties.a.items.oneOf"]
+    assert len(loosened({"anyOf": [loose] * 99})) == 8
 
 
 def test_comparing_branches_has_a_budget(monkeypatch):
@@ -124,7 +124,7 @@ def test_comparing_branches_has_a_budget(monkeypatch):
     calls = []
     followed = overlap._followed
     monkeypatch.setattr(overlap, "_followed", lambda *given: calls.append(1) or followed(*given))
-    assert told({"oneOf": [{"const": number} for number in range(1500)]}) == [f"{HERE}.oneOf"]
+    assert loosened({"oneOf": [{"const": number} for number in range(1500)]}) == [f"{HERE}.oneOf"]
     assert len(calls) < 100_000
 
 

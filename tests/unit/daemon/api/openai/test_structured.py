@@ -5,8 +5,8 @@ import json
 import pytest
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.openai.structured import grammar_of
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.limits import MAX_BYTES, MAX_DEPTH
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -9,8 +9,8 @@ from pagoda_daemon.answers.wishes import Wish
 from pagoda_daemon.api.openai.requests import ChatRequest, parse
 from pagoda_daemon.api.openai.tool_grammars import NO_MARKS, answer_grammar
 from pagoda_daemon.api.openai.tools import Function, Tool, Toolbox
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Grammar
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.structured.compile import matcher_of
 
 FORMATS = {name: form.layout for name, form in TOOL_FORMS.items() if not form.layout.single and form.layout.values is None}
@@ -95,9 +95,9 @@ def test_formats_that_cannot_stand_beside_calls_are_refused_by_name(form, kind):
 
 
 def chat(**fields):
-    told = []
+    warnings = []
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
-    return parse(json.dumps(body).encode(), ChatRequest, told), told
+    return parse(json.dumps(body).encode(), ChatRequest, warnings), warnings
 
 
 def tool(name, parameters=None, **more):
@@ -109,7 +109,7 @@ PLACE = "tools[1].function.parameters.properties.a.oneOf"
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "loosened"),
     [
         ({"tool_choice": "required"}, [PLACE]),
         ({"tool_choice": NAMED}, [PLACE]),
@@ -120,9 +120,9 @@ PLACE = "tools[1].function.parameters.properties.a.oneOf"
         ({}, []),
     ],
 )
-def test_loosened_parameters_are_reported_where_they_bind_the_answer(fields, told):
+def test_loosened_parameters_are_reported_where_they_bind_the_answer(fields, loosened):
     found = chat(tools=[tool("f"), tool("g", LOOSE)], **fields)[1]
-    assert [path for path in found if not path.endswith("unheard")] == told
+    assert [path for path in found if not path.endswith("unheard")] == loosened
 
 
 def test_a_keyword_that_cannot_be_followed_is_refused_where_it_binds_the_answer():

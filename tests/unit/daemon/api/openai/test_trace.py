@@ -9,11 +9,11 @@ import pytest
 from pagoda_contracts.launch import AuthConfig
 from pagoda_daemon.api.access.caller import ANYBODY, Caller, Terms
 from pagoda_daemon.api.openai.trace import Traces, timing, trace
+from pagoda_daemon.core.errors import RequestNotFound
+from pagoda_daemon.core.messages import Life, RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.metrics import Counts
 from pagoda_daemon.metrics.records import Record, Ring
-from pagoda_daemon.nouns.errors import RequestNotFound
-from pagoda_daemon.nouns.messages import Life, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from starlette.requests import Request
 from support.servers.replica import NAME, PATIENCE_S, replica_config, start_replica
 
@@ -201,8 +201,8 @@ def test_holders_of_different_keys_do_not_see_each_others_traces(tmp_path):
         mine = {"authorization": "Bearer ann"}
         name = httpx.post(f"{url}/completions", json=body, headers=mine, timeout=PATIENCE_S).json()["id"]
         asked = {
-            who: httpx.get(f"{url}/requests/{name}/trace", headers={"authorization": f"Bearer {who}"}, timeout=PATIENCE_S)
-            for who in ("ann", "bob", "eve")
+            key: httpx.get(f"{url}/requests/{name}/trace", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
+            for key in ("ann", "bob", "eve")
         }
         assert [answer.status_code for answer in asked.values()] == [200, 404, 401]
         never = httpx.get(f"{url}/requests/{ID}/trace", headers={"authorization": "Bearer bob"}, timeout=PATIENCE_S).json()["error"][

@@ -13,7 +13,7 @@ from pagoda_daemon.api.responses.conversion import read
 from pagoda_daemon.api.responses.inputs import conversation
 from pagoda_daemon.api.responses.names import renamed
 from pagoda_daemon.api.responses.requests import InputItem
-from pagoda_daemon.nouns.errors import BadRequest
+from pagoda_daemon.core.errors import BadRequest
 
 ASK = {"model": "m", "input": "hi"}
 HI = {"role": "user", "content": "hi"}

@@ -19,9 +19,9 @@ from pagoda_daemon.api.openai.replies import Answer, CompletionDetails, Head, Pr
 from pagoda_daemon.api.responses.conversion import read
 from pagoda_daemon.api.responses.dialect import Responses, Terms
 from pagoda_daemon.api.responses.events import OutputTextDelta, TextDeltas, framed
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, EngineDied, RequestFailed, TooMany
-from pagoda_daemon.nouns.messages import TokenLogprob
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded, Draining, EngineDied, RequestFailed, TooMany
+from pagoda_daemon.core.messages import TokenLogprob
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.answer import Piece, Scored
 from support.clients.hostile_requests import BASES, NUMBERS, OTHERS, TEXTS, nested_items
 from support.judges import openai_types

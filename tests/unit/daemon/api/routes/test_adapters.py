@@ -10,7 +10,7 @@ import pytest
 from pagoda_contracts.launch import AdapterModule, AdaptersConfig, AuthConfig
 from pagoda_contracts.names import GRPC_GENERATE
 from pagoda_contracts.pb import inference_pb2 as pb
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
 from pagoda_daemon.simulated.fleet.text import VOCAB
 from support.engine.adapter_files import write_adapter

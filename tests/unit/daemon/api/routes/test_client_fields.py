@@ -11,8 +11,8 @@ from pagoda_daemon.api.openai.replies import Answer
 from pagoda_daemon.api.routes.completions import _best
 from pagoda_daemon.api.routes.embeddings import _shortened
 from pagoda_daemon.api.routes.prompts import infilled
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import TokenLogprob
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import TokenLogprob
 from pagoda_daemon.text.answer import Piece, Scored
 from pagoda_daemon.text.infill import FORMS, infill_of
 from pagoda_daemon.text.tokens import ChatShape, ModelText

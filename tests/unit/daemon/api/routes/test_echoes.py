@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pagoda_contracts.names import GRPC_GENERATE, HEADER_DEADLINE
 from pagoda_contracts.pb import inference_pb2 as pb
-from pagoda_daemon.nouns.errors import MAX_SHOWN, clipped, shown
+from pagoda_daemon.core.errors import MAX_SHOWN, clipped, shown
 from pagoda_daemon.structured.worker import _sentence
 from pagoda_daemon.text.template_worker import Job, attempt
 from support.clients.hostile_requests import BASES, OTHER_PATHS

@@ -16,17 +16,17 @@ from pagoda_daemon.api.openai.errors import body_of, response_of, retryable
 from pagoda_daemon.api.routes import admission, completions
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.preparing import in_time
+from pagoda_daemon.core.errors import BadRequest, DaemonError, DeadlineExceeded
+from pagoda_daemon.core.messages import Grammar, Reason, Refusal, RowOutput
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.engine.stream import Stream
-from pagoda_daemon.nouns.errors import BadRequest, DaemonError, DeadlineExceeded
-from pagoda_daemon.nouns.messages import Grammar, Reason, Refusal, RowOutput
 from support.judges.refusals import error_of
 from support.servers.local_replica import NAME, local_replica, request
 
 GRAMMAR = Grammar("regex", "a", param="response_format")
 
 
-def told(reason: Reason, fields: tuple[str, ...] = (), grammar: Grammar | None = None) -> DaemonError:
+def raised_for(reason: Reason, fields: tuple[str, ...] = (), grammar: Grammar | None = None) -> DaemonError:
     row = RowOutput("r", (), "error", "e", refusal=Refusal(reason, 0.0, "why", fields))
     with pytest.raises(DaemonError) as caught:
         checked_reason(row, grammar)
@@ -49,14 +49,14 @@ def told(reason: Reason, fields: tuple[str, ...] = (), grammar: Grammar | None =
     ],
 )
 def test_each_end_has_its_answer(reason: Reason, fields: tuple[str, ...], grammar: Grammar | None, answer: tuple[Any, ...]) -> None:
-    response = response_of(told(reason, fields, grammar))
+    response = response_of(raised_for(reason, fields, grammar))
     error = error_of(json.loads(response.body))
     assert (response.status_code, error["code"], error["param"], response.headers.get(HEADER_SHOULD_RETRY)) == answer[:-1]
     assert error["message"].startswith(answer[-1])
 
 
 async def test_over_grpc_a_deadline_is_no_reason_to_try_another_replica() -> None:
-    error = told("expired")
+    error = raised_for("expired")
     assert (body_of(error).error.code, retryable(error)) == ("deadline_exceeded", False)
     assert server._CODES[DeadlineExceeded] is grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -139,12 +139,12 @@ async def test_a_fault_of_ours_in_mid_stream_is_the_streams_last_event_without_i
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields, end, code = BROKEN[path]
-    told = completions._frames
+    frames = completions._frames
 
     def breaks(dialect: Any, usages: Any, deltas: Any) -> bytes:
         if usages.completion_tokens > 2:
             raise RuntimeError("the answer's words")
-        return told(dialect, usages, deltas)
+        return frames(dialect, usages, deltas)
 
     monkeypatch.setattr(completions, "_frames", breaks)
     async with local_replica() as replica:

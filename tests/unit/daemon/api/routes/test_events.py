@@ -10,9 +10,9 @@ from pagoda_daemon.api.routes.continuing import NoNotes
 from pagoda_daemon.api.routes.events import PING, EventStream
 from pagoda_daemon.api.routes.generation import Answering, Delta, Submission
 from pagoda_daemon.api.routes.usages import Usages
-from pagoda_daemon.nouns.errors import RequestFailed
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.errors import RequestFailed
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.text.answer import Piece
 
 

@@ -9,11 +9,11 @@ import pytest
 from pagoda_contracts.names import ERROR_DRAINING, ERROR_OVERLOADED, HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 from pagoda_daemon.api.openai.errors import response_of
 from pagoda_daemon.api.routes.generation import Generator, Submission
+from pagoda_daemon.core.errors import Overloaded, RequestError, RequestFailed
+from pagoda_daemon.core.messages import Refusal, RowOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.metrics import Counts
-from pagoda_daemon.nouns.errors import Overloaded, RequestError, RequestFailed
-from pagoda_daemon.nouns.messages import Refusal, RowOutput, Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 
@@ -75,7 +75,7 @@ def job(request_id, n=1, first=0, stops=()):
     return Submission(Submit(request_id, (1, 2), Sampling(9), n), stops, first=first)
 
 
-async def told(engine, jobs, tmp_path):
+async def generated(engine, jobs, tmp_path):
     """All deltas as (choice, text, tokens so far, reason)."""
     generator = Generator(engine, ModelText(tiny_model_dir(tmp_path)), Counts())
     async with generator.answering(jobs, 0.0) as deltas:
@@ -85,7 +85,7 @@ async def told(engine, jobs, tmp_path):
 
 async def test_answers_of_one_prompt_are_distinguished_and_end_one_by_one(tmp_path):
     engine = ScriptedEngine(row("r", 1, "b"), row("r", 0, "a"), row("r", 1, "B", "length"), row("r", 0, "A", "length"))
-    assert await told(engine, [job("r", 2)], tmp_path) == [
+    assert await generated(engine, [job("r", 2)], tmp_path) == [
         (1, "b", 1, None),
         (0, "a", 1, None),
         (1, "B", 2, "length"),
@@ -98,37 +98,37 @@ async def test_an_answer_that_a_stop_string_ends_is_freed_alone_and_its_late_tok
     engine = ScriptedEngine(
         row("r", 0, "no!"), row("r", 0, "late"), row("r", 1, "yes"), row("r", 0, "", "abort"), row("r", 1, "", "length")
     )
-    said = await told(engine, [job("r", 2, stops=("!",))], tmp_path)
+    said = await generated(engine, [job("r", 2, stops=("!",))], tmp_path)
     assert said == [(0, "no", 3, "stop"), (1, "yes", 3, None), (1, "", 3, "length")]
     assert engine.asked == [("submit", "r", 2), ("abort", "r", 0), ("close", "r", True)]
 
 
 async def test_a_stop_id_counts_and_shows_no_text_unless_it_is_to_be_shown(tmp_path):
     rows = row("r", 0, "yes"), row("r", 0, "X", "stop")
-    assert await told(ScriptedEngine(*rows), [job("r")], tmp_path) == [(0, "yes", 3, None), (0, "", 4, "stop")]
+    assert await generated(ScriptedEngine(*rows), [job("r")], tmp_path) == [(0, "yes", 3, None), (0, "", 4, "stop")]
     shown = replace(job("r"), shows_stop=True)
-    assert await told(ScriptedEngine(*rows), [shown], tmp_path) == [(0, "yes", 3, None), (0, "X", 4, "stop")]
+    assert await generated(ScriptedEngine(*rows), [shown], tmp_path) == [(0, "yes", 3, None), (0, "X", 4, "stop")]
     complete = row("r", 0, "yes"), row("r", 0, "", "stop")  # a grammar's end, without a token
-    assert await told(ScriptedEngine(*complete), [job("r")], tmp_path) == [(0, "yes", 3, None), (0, "", 3, "stop")]
+    assert await generated(ScriptedEngine(*complete), [job("r")], tmp_path) == [(0, "yes", 3, None), (0, "", 3, "stop")]
 
 
 async def test_what_a_stop_string_held_back_comes_before_the_stop_id(tmp_path):
     engine = ScriptedEngine(row("r", 0, "yes!"), row("r", 0, "X", "stop"))
-    assert await told(engine, [job("r", stops=("!?",))], tmp_path) == [(0, "yes", 4, None), (0, "!", 5, "stop")]
+    assert await generated(engine, [job("r", stops=("!?",))], tmp_path) == [(0, "yes", 4, None), (0, "!", 5, "stop")]
 
 
 async def test_the_engine_is_informed_of_an_answer_that_a_stop_string_ended_and_not_of_one_that_it_ended_itself(tmp_path):
     engine = ScriptedEngine(row("r", 0, "no!"), row("r", 0, "late"))
-    assert await told(engine, [job("r", stops=("!",))], tmp_path) == [(0, "no", 3, "stop")]
+    assert await generated(engine, [job("r", stops=("!",))], tmp_path) == [(0, "no", 3, "stop")]
     assert engine.asked == [("submit", "r", 1), ("close", "r", False)], "it would compute up to max_tokens for nobody"
     engine = ScriptedEngine(row("r", 0, "yes", "length"))
-    await told(engine, [job("r", stops=("!",))], tmp_path)
+    await generated(engine, [job("r", stops=("!",))], tmp_path)
     assert engine.asked == [("submit", "r", 1), ("close", "r", True)]
 
 
 async def test_several_prompts_are_numbered_by_their_place_and_share_one_stream(tmp_path):
     engine = ScriptedEngine(*(row(*end, "length") for end in [("r-1", 0, "c"), ("r-0", 1, "b"), ("r-0", 0, "a"), ("r-1", 1, "d")]))
-    said = await told(engine, [job("r-0", 2), job("r-1", 2, first=2)], tmp_path)
+    said = await generated(engine, [job("r-0", 2), job("r-1", 2, first=2)], tmp_path)
     assert said == [(2, "c", 1, "length"), (1, "b", 1, "length"), (0, "a", 1, "length"), (3, "d", 1, "length")]
     assert engine.asked[:2] == [("submit", "r-0", 2), ("submit", "r-1", 2)]
     assert sorted(engine.asked[2:]) == [("close", "r-0", True), ("close", "r-1", True)]
@@ -147,7 +147,7 @@ async def test_what_preparing_took_ends_before_the_engine_may_have_heard_of_the_
 async def test_one_answer_that_fails_ends_its_request_and_frees_the_others(tmp_path):
     engine = ScriptedEngine(row("r-1", 0, "c"), RowOutput("r-0", (), "error", "why"))
     with pytest.raises(RequestFailed, match="why"):
-        await told(engine, [job("r-0"), job("r-1", first=1)], tmp_path)
+        await generated(engine, [job("r-0"), job("r-1", first=1)], tmp_path)
     assert sorted(engine.asked[2:]) == [("close", "r-0", False), ("close", "r-1", False)]
 
 
@@ -200,7 +200,7 @@ async def test_a_reader_that_was_cancelled_does_not_hinder_the_next():
 async def test_a_refusal_says_when_to_come_back(tmp_path, reason, status, code):
     engine = ScriptedEngine(RowOutput("r", (), "refused", refusal=Refusal(reason, 2.5, "not now")))
     with pytest.raises(RequestError) as caught:
-        await told(engine, [job("r")], tmp_path)
+        await generated(engine, [job("r")], tmp_path)
     answer = response_of(caught.value)
     wait, milliseconds = ("1", "1000") if reason == "draining" else ("3", "2500")
     assert (answer.status_code, json.loads(answer.body)["error"]["code"]) == (status, code)

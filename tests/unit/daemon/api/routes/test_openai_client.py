@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import openai
 import pytest
-from pagoda_daemon.nouns.errors import Draining
+from pagoda_daemon.core.errors import Draining
 from support.servers.scripted_engine import Engine, fails, ready_replica, refuses, replica_with_scripted_engine, says
 
 HI = [{"role": "user", "content": "hi"}]

@@ -14,10 +14,10 @@ from pagoda_daemon.api.routes import apidoc
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.openapi import OPERATIONS, document
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.sampling import NUMBERS
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.sampling import NUMBERS
 from pagoda_daemon.text.tokens import ModelText
 from starlette.routing import Route
 from support.engine.toy_model import tiny_model_dir

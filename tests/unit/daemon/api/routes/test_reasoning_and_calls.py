@@ -11,10 +11,10 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.routes.admission import Admission
 from pagoda_daemon.api.routes.generation import Generator
+from pagoda_daemon.core.messages import Ready, RowOutput, TokenLogprob
 from pagoda_daemon.engine.stream import Stream
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition
-from pagoda_daemon.nouns.messages import Ready, RowOutput, TokenLogprob
 from pagoda_daemon.structured.compile import matcher_of
 from pagoda_daemon.structured.vocabulary import read_vocabulary
 from pagoda_daemon.text.template_worker import environment

@@ -11,8 +11,8 @@ from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, pa
 from pagoda_daemon.api.routes.messages import checked_chat, count_tokens
 from pagoda_daemon.api.routes.submitting import submissions
 from pagoda_daemon.api.routes.texts import CHAT_FIELDS, TokenizeRequest, tokenize
-from pagoda_daemon.nouns.errors import BadRequest
-from pagoda_daemon.nouns.messages import Ready
+from pagoda_daemon.core.errors import BadRequest
+from pagoda_daemon.core.messages import Ready
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB, tiny_model_dir
 

@@ -9,9 +9,9 @@ import pytest
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_contracts.launch import SimulatedWorker as Settings
 from pagoda_contracts.launch import TestingConfig as ForTests
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.engine.build import build_worker
-from pagoda_daemon.nouns.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.nouns.errors import ConfigRejected
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens, simulated_limits
 from pagoda_daemon.simulated.fleet import engine as simulated_engine
 from support.engine.drive import Drive

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from pagoda_contracts.names import PATH_READY
-from pagoda_daemon.nouns.errors import ConfigRejected
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.simulated.fleet import fronts
 from support.servers.loopback import own_net
 

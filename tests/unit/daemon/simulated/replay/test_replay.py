@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from pagoda_contracts.launch import DaemonConfig, ModelConfig, SimulatedWorker
 from pagoda_contracts.launch import TestingConfig as ForTests
+from pagoda_daemon.core.batch import StepResult, WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
+from pagoda_daemon.core.messages import Submit
+from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.build import build_worker
-from pagoda_daemon.nouns.batch import StepResult, WorkerLimits
-from pagoda_daemon.nouns.errors import ConfigRejected
-from pagoda_daemon.nouns.messages import Submit
-from pagoda_daemon.nouns.sampling import Sampling
 from pagoda_daemon.scheduler.admission import Arrival, submit
 from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
@@ -231,7 +231,7 @@ def test_planning_32_decodes_costs_a_few_hundred_hashes() -> None:
 def test_a_simulated_device_is_small() -> None:
     """Made and worked in a process of its own: interpreter, arrays and core together."""
     script = (
-        "from pagoda_daemon.nouns.batch import WorkerLimits\n"
+        "from pagoda_daemon.core.batch import WorkerLimits\n"
         "from pagoda_daemon.simulated.device.virtual import VirtualWorker\n"
         "from pagoda_daemon.scheduler.limits import Limits\n"
         "from pagoda_daemon.simulated.replay.run import Simulation\n"

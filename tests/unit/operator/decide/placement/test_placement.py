@@ -48,7 +48,7 @@ def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
 
 
 @pytest.mark.parametrize(
-    ("scaling", "told"),
+    ("scaling", "ignored"),
     [
         ({}, ()),
         ({"min": 1, "predictive": {"enabled": False}, "targets": {}, "behavior": {}}, ()),
@@ -60,8 +60,8 @@ def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
         ({"mode": "Auto", "min": 0, "max": 4, "idleAfter": "5m", "targets": {"queueDepth": 4}, "schedules": [NIGHT]}, ()),
     ],
 )
-def test_words_of_scaling_that_do_nothing_in_a_mode_are_named(scaling, told):
-    assert idle_scaling(ScalingSpec.model_validate(scaling)) == tuple(f"scaling.{word}" for word in told)
+def test_words_of_scaling_that_do_nothing_in_a_mode_are_named(scaling, ignored):
+    assert idle_scaling(ScalingSpec.model_validate(scaling)) == tuple(f"scaling.{word}" for word in ignored)
 
 
 def test_the_status_says_in_which_mode_they_do_nothing():

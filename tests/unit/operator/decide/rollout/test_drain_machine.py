@@ -87,7 +87,7 @@ class Drains(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crashes(self, data: st.DataObject) -> None:
-        """The container: what ran there is gone, and so is what it was told."""
+        """The container: what ran there is gone, and so are its orders."""
         if pods := self.active():
             pod = data.draw(st.sampled_from(pods))
             pod["status"] = crashed(code=1) | {"podIP": "10.0.0.1"}

@@ -1,4 +1,4 @@
-"""Replaying demand: the model of a fleet, traces, the HPA beside it, and the policy's promise on five traces."""
+"""Replaying demand: the model of a service, traces, the HPA beside it, and the policy's promise on five traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagoda_contracts.resources.scaling import Predictive
 from pagoda_operator.api.errors import TraceRefused
 from pagoda_operator.replay.command import SHAPES, generate, main, read, write
 from pagoda_operator.replay.policies import Calendar, Hpa, hpa, pagoda, plain
-from pagoda_operator.replay.simulation import Arrival, Bounds, Fleet, Replica, replay
+from pagoda_operator.replay.simulation import Arrival, Bounds, Replica, SimulatedService, replay
 
 
 @cache
@@ -80,40 +80,40 @@ def test_an_invalid_line_is_named(line: str, why: str) -> None:
 
 
 def test_a_request_waits_for_a_row_and_a_miss_is_counted() -> None:
-    fleet = Fleet(Replica(rows=1, prompt_s=0.1, token_s=1.0), replicas=1, ttft_s=2.0)
+    service = SimulatedService(Replica(rows=1, prompt_s=0.1, token_s=1.0), replicas=1, ttft_s=2.0)
     for _ in range(2):
-        fleet.arrive(Arrival(0.0, 1, 5))
-    fleet.until(100.0)
-    assert (fleet.tally.served, fleet.tally.missed) == (2, 1)
-    assert fleet.tally.longest_wait_s == pytest.approx(5.2)
+        service.arrive(Arrival(0.0, 1, 5))
+    service.until(100.0)
+    assert (service.tally.served, service.tally.missed) == (2, 1)
+    assert service.tally.longest_wait_s == pytest.approx(5.2)
 
 
 def test_a_removed_replica_finishes_its_requests_and_is_paid_until_then() -> None:
-    fleet = Fleet(Replica(rows=2, prompt_s=0.0, token_s=1.0), replicas=2, ttft_s=2.0)
-    fleet.arrive(Arrival(0.0, 1, 10))
-    fleet.arrive(Arrival(0.0, 1, 30))
-    fleet.order(1)
-    assert len(fleet.members) == 2
-    fleet.until(40.0)
-    assert len(fleet.members) == 1
-    assert fleet.tally.paid_s == pytest.approx(40.0 + 10.0)
+    service = SimulatedService(Replica(rows=2, prompt_s=0.0, token_s=1.0), replicas=2, ttft_s=2.0)
+    service.arrive(Arrival(0.0, 1, 10))
+    service.arrive(Arrival(0.0, 1, 30))
+    service.order(1)
+    assert len(service.members) == 2
+    service.until(40.0)
+    assert len(service.members) == 1
+    assert service.tally.paid_s == pytest.approx(40.0 + 10.0)
 
 
 def test_requests_are_held_until_the_first_replica_serves() -> None:
-    fleet = Fleet(Replica(start_s=30.0), replicas=0, ttft_s=2.0)
-    fleet.arrive(Arrival(1.0, 100, 10))
-    fleet.order(1)
-    fleet.until(30.9)
-    assert (len(fleet.held), fleet.tally.served) == (1, 0)
-    fleet.until(31.1)
-    assert (len(fleet.held), fleet.tally.served) == (0, 1)
+    service = SimulatedService(Replica(start_s=30.0), replicas=0, ttft_s=2.0)
+    service.arrive(Arrival(1.0, 100, 10))
+    service.order(1)
+    service.until(30.9)
+    assert (len(service.held), service.tally.served) == (1, 0)
+    service.until(31.1)
+    assert (len(service.held), service.tally.served) == (0, 1)
 
 
 def test_starting_replicas_are_removed_first() -> None:
-    fleet = Fleet(Replica(start_s=30.0), replicas=1, ttft_s=2.0)
-    fleet.order(3)
-    fleet.order(2)
-    assert [member.ready_at for member in fleet.wanted] == [0.0, 30.0]
+    service = SimulatedService(Replica(start_s=30.0), replicas=1, ttft_s=2.0)
+    service.order(3)
+    service.order(2)
+    assert [member.ready_at for member in service.wanted] == [0.0, 30.0]
 
 
 def test_the_hpa_follows_the_kubernetes_algorithm() -> None:
@@ -170,7 +170,7 @@ def test_the_command_names_an_invalid_spec(spec: dict[str, object], named: str, 
 
 @pytest.mark.deep
 def test_prediction_helps_on_the_diurnal_trace() -> None:
-    """Its day has four hours: the forecast is the operator's, only the day's length is told."""
+    """Its day has four hours: the forecast is the operator's, only the day's length is given."""
     shape = SHAPES["diurnal"]
     arrivals, kind, bounds = list(generate(shape)), Replica(start_s=shape.start_s), Bounds()
     spec = plain(bounds).model_copy(update={"predictive": Predictive(enabled=True)})

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pagoda_daemon.nouns.arrays import Floats, Ints, no_floats, no_ids
-from pagoda_daemon.nouns.errors import shown
+from pagoda_daemon.core.arrays import Floats, Ints, no_floats, no_ids
+from pagoda_daemon.core.errors import shown
 
 _MANY: Final = 2**31 - 1
 _LEAST_FLOAT, _LARGEST_FLOAT = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)

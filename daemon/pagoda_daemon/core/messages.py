@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pagoda_daemon.nouns.sampling import Sampling
+from pagoda_daemon.core.sampling import Sampling
 
 
 class Prefix(msgspec.Struct, frozen=True, array_like=True):

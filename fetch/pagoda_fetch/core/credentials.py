@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pagoda_fetch.nouns.errors import ConfigRejected
+from pagoda_fetch.core.errors import ConfigRejected
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MAX_BYTES: Final = 64 * 1024

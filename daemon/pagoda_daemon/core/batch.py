@@ -1,4 +1,4 @@
-"""StepPlan, StepResult and the worker's limits: the nouns between the deciding core and whatever computes.
+"""StepPlan, StepResult and the worker's limits: the types between the deciding core and whatever computes.
 
 `scheduler` makes plans, a `runner.worker.Worker` answers them. Arrays, not objects per request: a step of 64 rows is ten arrays.
 Knows neither torch nor requests.
@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagoda_daemon.nouns.arrays import Bools, Floats, Ints
-from pagoda_daemon.nouns.sampling import DrawRows, Shaping
+from pagoda_daemon.core.arrays import Bools, Floats, Ints
+from pagoda_daemon.core.sampling import DrawRows, Shaping
 
 LAST_SAMPLED: Final = -1
 """As a token id in a plan: the token that this row sampled last, in the step before this one. The worker knows it; the core may not yet."""

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Literal, NamedTuple
 
-from pagoda_fetch.nouns.errors import Stalled
-from pagoda_fetch.nouns.limits import Limits
+from pagoda_fetch.core.errors import Stalled
+from pagoda_fetch.core.limits import Limits
 
 Phase = Literal["resolving", "waiting", "fetching", "verifying", "done", "failed"]
 

@@ -9,7 +9,7 @@ import hashlib
 import re
 from typing import Final, NamedTuple
 
-from pagoda_fetch.nouns.errors import ConfigRejected, Unsupported
+from pagoda_fetch.core.errors import ConfigRejected, Unsupported
 
 SCHEMES: Final = ("hf", "s3", "gs", "oci", "pvc")
 _MAX_LENGTH: Final = 512

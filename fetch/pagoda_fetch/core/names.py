@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pagoda_fetch.nouns.errors import Refused
+from pagoda_fetch.core.errors import Refused
 
 WEIGHTS: Final = ".safetensors"
 _SUFFIXES: Final = (WEIGHTS, ".json", ".jinja", ".tiktoken")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from pagoda_fetch.nouns.errors import Refused
-from pagoda_fetch.nouns.limits import Limits
-from pagoda_fetch.nouns.names import WEIGHTS, chosen
+from pagoda_fetch.core.errors import Refused
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.names import WEIGHTS, chosen
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _KILO: Final = 1024

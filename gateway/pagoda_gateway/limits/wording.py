@@ -1,4 +1,4 @@
-"""What a client is told of its limits: headers of every answer, and why a request is refused and when to come back. Pure."""
+"""The wording of limits for a client: headers of every answer, and why a request is refused and when to come back. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Style = Literal["openai", "anthropic"]
 
 # A request that ends gives its place back; a second is the shortest time that clients understand.
 _CONCURRENCY_S: Final = 1
-_CLIENTS_WAIT_S: Final = 120  # clients do not retry if they are told more
+_CLIENTS_WAIT_S: Final = 120  # clients do not retry if the header says more
 _OPENAI: Final = "x-ratelimit-{what}-{kind}"
 _ANTHROPIC: Final = "anthropic-ratelimit-{kind}-{what}"
 
@@ -54,8 +54,8 @@ def refusal(ask: Ask, verdict: Verdict, gateways: int) -> Refusal:
     slot, used = ask.slots[at or 0], verdict.used[at or 0]
     share = f" (this gateway's share: the limit is divided among {gateways} gateways, which have no common store)" if gateways > 1 else ""
     if slot.kind == "concurrency":
-        told = f"allows {slot.limit} requests at the same time{share}, and {used} are under way"
-        return Refusal(slot.kind, slot.rule, f"TenantQuota {slot.rule} {told}", _CONCURRENCY_S if slot.limit else None)
+        terms = f"allows {slot.limit} requests at the same time{share}, and {used} are under way"
+        return Refusal(slot.kind, slot.rule, f"TenantQuota {slot.rule} {terms}", _CONCURRENCY_S if slot.limit else None)
     allowed = f"TenantQuota {slot.rule} allows {slot.limit} {slot.kind} within {slot.window}{share}"
     if needs(slot, ask.tokens) > slot.limit:
         why = f"this request reserves {ask.tokens}, which never fits" if slot.kind == "tokens" else "which admits no request"
