@@ -37,7 +37,7 @@ from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router
-from pagoda_gateway.requests.usage import Payer, Usage
+from pagoda_gateway.requests.usage import Usage, payer_of
 from pagoda_gateway.watch.cache import EndpointCache
 
 log = structlog.get_logger()
@@ -121,8 +121,7 @@ class Api:
 
     def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
         if account.used is not None:
-            payer = Payer(request[TENANT], request[KEY_ID], life.service, life.request.adapter)
-            self.usage.record(payer, account.used, request[_REQUEST_ID], life.request.model, account.status)
+            self.usage.record(payer_of(life, request[KEY_ID]), account.used, request[_REQUEST_ID], life.request.model, account.status)
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})

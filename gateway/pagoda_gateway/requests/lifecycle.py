@@ -73,7 +73,8 @@ class Place:
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
     `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `claim`: its order among held
-    requests; `policy`: what its tenant's quotas allow; `targets`: where it may overflow; `overflow`: where its service says so, among them.
+    requests; `policy`: what its tenant's quotas allow; `adapter`: the LoRA that its `model` stands for at
+    the endpoint; `targets`: where it may overflow; `overflow`: where its service says so, among them.
 
     Of a stream: `begun`: its client has a part of the answer; `advanced`: this attempt added to it; `fixed`: it cannot go on elsewhere;
     `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death; `ping` keeps its client's connection
@@ -88,6 +89,7 @@ class RequestLife:
     service: str = ""
     endpoint: str = NO_ENDPOINT
     revision: str = ""
+    adapter: str = ""
     reason: str = ""
     attempt: int = 1
     deaths: int = 0
@@ -157,6 +159,7 @@ class RequestLife:
         with self._counters.cache.in_flight(endpoint, missed_tokens(endpoint, self.request)):
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
             self.heard_ms, self.advanced = self.asked_ms, False
+            self.adapter = endpoint.adapter(self.request.model)
             try:
                 yield
                 self._counters.cache.took(endpoint, self._counters.clock_ms() - self.asked_ms)

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.usage import Used
 
+from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.metrics import Metrics
 
 # Five series each. More are counted as `other`, as the endpoint picker of llm-d does.
@@ -23,8 +24,13 @@ class Payer(NamedTuple):
     tenant: str
     key: str
     service: str
-    adapter: str = ""
-    tier: str = "interactive"
+    adapter: str
+    tier: str
+
+
+def payer_of(life: RequestLife, key: str) -> Payer:
+    """Returns who pays for a request, by what is known of it at its end."""
+    return Payer(life.request.tenant, key, life.service, life.adapter, life.request.tier)
 
 
 class Usage:

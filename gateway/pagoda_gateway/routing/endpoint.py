@@ -14,7 +14,7 @@ class Frame(NamedTuple):
 
     `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields from `phase_number` to `ttft_p95_ms` are
     for demand/, which sums them per service. `prefill_tokens` are those that running requests still wait for, and the `step_…` fields are
-    the replica's own model of a step's time (routing/predict.py).
+    the replica's own model of a step's time (routing/predict.py). `adapters` are the names that stand for a LoRA there.
     """
 
     sequence: int
@@ -39,6 +39,7 @@ class Frame(NamedTuple):
     step_base_us: float = 0.0
     step_token_us: float = 0.0
     step_row_us: float = 0.0
+    adapters: frozenset[str] = frozenset()
 
 
 class PrefixChange(NamedTuple):
@@ -79,6 +80,10 @@ class Endpoint:
     def revision(self) -> str:
         """The revision that it runs; empty if unknown."""
         return (self.frame.revision if self.frame else "") or self.discovered_revision
+
+    def adapter(self, model: str) -> str:
+        """Returns the name if it stands for a LoRA here, else ""."""
+        return model if self.frame is not None and model in self.frame.adapters else ""
 
 
 def load(endpoint: Endpoint) -> int:

@@ -11,11 +11,9 @@ class RoutingRequest:
     """`model` is the name that the client asks for, `tenant` the owner of its API key, `prefix_hashes` the hash chain of the prompt's
     beginning, and `prompt_tokens` a guess at the prompt's length. `session` is the same for all requests of a conversation, "" if it is
     not known to be one. pick.py fills in `owner`, the endpoint that has the session, and `crowded`, the endpoints that had more than their
-    share of late. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream. `adapter`, a LoRA of the service, keeps
-    its empty value until it exists."""
+    share of late. `tier` is "batch" for requests that may wait; `stream`: the answer is a stream."""
 
     model: str
-    adapter: str = ""
     tenant: str = ""
     prefix_hashes: tuple[bytes, ...] = ()
     session: str = ""

@@ -72,7 +72,8 @@ def judge_for(endpoint: Endpoint, request: RoutingRequest, tried: Mapping[str, i
         return verdict
     if tried.get(endpoint.name) == frame.sequence:
         return Verdict.TRIED
-    return verdict if request.model in frame.served_names or not frame.served_names else Verdict.OTHER_NAME
+    named = not frame.served_names or request.model in frame.served_names or request.model in frame.adapters
+    return verdict if named else Verdict.OTHER_NAME
 
 
 def engine_is_silent(frame: Frame, silent_ms: float) -> bool:

@@ -66,6 +66,7 @@ def parse_state(state: State) -> Frame:
         step_base_us=state.step_base_us,
         step_token_us=state.step_token_us,
         step_row_us=state.step_row_us,
+        adapters=frozenset(adapter.name for adapter in state.adapters),
     )
 
 

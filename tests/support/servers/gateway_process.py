@@ -14,14 +14,14 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 
 @dataclass
 class GatewayProcess:
-    """Its ports, as it printed them."""
+    """Its ports, as it printed them. `log` has its last lines since then."""
 
     process: subprocess.Popen[str]
     http: int
@@ -29,6 +29,7 @@ class GatewayProcess:
     probes: int
     demand: int
     ext_proc: int | None = None
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=10_000))
 
     @property
     def url(self) -> str:
@@ -71,9 +72,10 @@ def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway
     ports = [word for name in ("http", "metrics", "probes", "demand") for word in (f"--{name}-port", "0")]
     command = [sys.executable, "-P", *program, "--host", "127.0.0.1", *ports, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    reader = threading.Thread(target=deque, args=(process.stdout, 0), daemon=True)
+    reader = threading.Thread()
     try:
         gateway = _listening(process)
+        reader = threading.Thread(target=gateway.log.extend, args=(process.stdout,), daemon=True)
         reader.start()
         if "--kubeconfig" in options:  # before it has listed the cluster it refuses requests, and no Service would send it any
             _until_ready(gateway)

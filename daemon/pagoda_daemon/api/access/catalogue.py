@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 from pagoda_contracts.launch import AdaptersConfig
 from pagoda_contracts.metrics import LORA_INFO, Metric
+from pagoda_contracts.pb.daemon_pb2 import AdapterPhase, AdapterState
 
 from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected, AdapterTaken, ConfigRejected, ModelNotFound, shown
 from pagoda_daemon.engine.client import EngineLink
@@ -62,6 +63,11 @@ class Catalogue:
     def versions(self) -> Mapping[str, Version]:
         """By name, in the order of loading."""
         return dict(self._versions)
+
+    def states(self) -> list[AdapterState]:
+        """As gateways hear of them: by these names they know which requests use an adapter."""
+        known = self.versions().values()
+        return [AdapterState(name=one.name, digest=one.digest, phase=AdapterPhase.ADAPTER_PHASE_LOADED) for one in known]
 
     def take(self, name: str) -> Version | None:
         """The version that `name` stands for, used once more; None where it is not an adapter."""

@@ -115,7 +115,8 @@ class Front:
         adapters, names = config.adapters, config.model.served_names
         self._catalogue = None if adapters is None else Catalogue(self.replica, self._engine, adapters, names)
         self._admission = Admission(self.replica, adapters=self._catalogue)
-        self._feed = StateFeed(self.replica, Identity(config.model.served_names, config.revision, settings.version))
+        identity = Identity(config.model.served_names, config.revision, settings.version)
+        self._feed = StateFeed(self.replica, identity, tuple if self._catalogue is None else self._catalogue.states)
         self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
         self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
-from pagoda_contracts.pb.daemon_pb2 import State, WatchStateRequest
+from pagoda_contracts.pb.daemon_pb2 import AdapterState, State, WatchStateRequest
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Method
@@ -114,9 +114,10 @@ class _Watcher:
 class StateFeed:
     """All watchers of this replica. `counts` is given when it is made: after the feed."""
 
-    def __init__(self, replica: Replica, identity: Identity) -> None:
+    def __init__(self, replica: Replica, identity: Identity, adapters: Callable[[], Iterable[AdapterState]] = tuple) -> None:
         self._replica = replica
         self._identity = identity
+        self._adapters = adapters
         self._watchers: set[_Watcher] = set()
         self._sent = asyncio.Event()
         self.counts: Counts | None = None
@@ -153,7 +154,9 @@ class StateFeed:
 
     def _frame(self, sequence: int, now: float) -> State:
         pace = Pace(self.counts.ttft_p95(now), self.counts.tokens_per_second(now)) if self.counts else Pace()
-        return frame(self._replica, self._identity, sequence, now, pace)
+        state = frame(self._replica, self._identity, sequence, now, pace)
+        state.adapters.extend(self._adapters())
+        return state
 
     async def all_saw(self, phase: int) -> None:
         """Returns when every watcher that is still here has been sent this phase."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagoda_contracts.gateway_metrics import GATEWAY_TOKENS
 from pagoda_contracts.names import HEADER_DESTINATION, HEADER_ROUTE, METADATA_LB, METADATA_SERVED, METADATA_SUBSET, METADATA_SUBSET_HINT
 from pagoda_contracts.pb import extproc_pb2 as pb
 from pagoda_contracts.resources.apikeys import new_key
@@ -262,6 +263,20 @@ async def test_a_stream_is_charged_by_its_comments_which_its_client_does_not_see
     assert stream.body("response_body")[0] == b"data: 1\n\ndata: 2\n\n"
     stream = await harness.ask(head(**key), piece(), answer(end=True))
     assert int(stream.put("response_headers")["x-ratelimit-remaining-tokens"]) == 1000 - 9 - (len(BODY) + 256 + 5)
+
+
+async def test_usage_names_the_adapter_and_the_class():
+    harness = Harness(replicas=("a",))
+    harness.service(model="pirate")
+    [endpoint] = harness.endpoints()
+    endpoint.frame = endpoint.frame._replace(served_names=frozenset({"m"}), adapters=frozenset({"pirate"}))
+    asked = json.dumps({"model": "pirate", "prompt": "x", "service_tier": "flex"}).encode()
+    await harness.ask(head(authorization=f"Bearer {KEY.text}"), piece(asked), answer(x_pagoda_usage="7 4 5"), part())
+    samples = [one for family in text_string_to_metric_families(harness.metrics.exposition().decode()) for one in family.samples]
+    counted = [one for one in samples if one.name == "pagoda_gateway_tokens_total"]
+    found = {tuple(one.labels[name] for name in GATEWAY_TOKENS.labels): one.value for one in counted}
+    who = ("acme", KEY.id, "ns/s", "pirate", "batch")
+    assert found == {(*who, "prompt"): 3, (*who, "cached"): 4, (*who, "answer"): 5}
 
 
 async def test_a_replica_that_refuses_is_not_picked_again_before_its_next_frame():

@@ -9,7 +9,7 @@ from pagoda_gateway.routing.predict import missed_tokens, ttft_s
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.scorers import SCORERS, Weighted, kv_headroom, score
 
-REQUEST = RoutingRequest("m", adapter="a")
+REQUEST = RoutingRequest("m", tenant="a")
 
 
 def endpoint(name, running=0, sent=0, **frame):
@@ -17,9 +17,9 @@ def endpoint(name, running=0, sent=0, **frame):
     return Endpoint(name, "ns/s", f"{name}:8000", frame=state, connected=True, sent_tokens=sent)
 
 
-def has_adapter(endpoint, request):
-    """One for the endpoint that has a request's adapter."""
-    return float(endpoint.name == request.adapter)
+def is_namesake(endpoint, request):
+    """One for the endpoint that is called like a request's tenant."""
+    return float(endpoint.name == request.tenant)
 
 
 def test_without_a_session_or_a_cached_beginning_the_least_loaded_one_wins():
@@ -29,7 +29,7 @@ def test_without_a_session_or_a_cached_beginning_the_least_loaded_one_wins():
 
 @pytest.mark.parametrize(("more", "chosen"), [(0, "a"), (1, "a"), (2, "b"), (3, "b")])
 def test_a_scorer_is_worth_its_weight_in_requests(more, chosen):
-    table = (*SCORERS, Weighted(has_adapter, 0.02))
+    table = (*SCORERS, Weighted(is_namesake, 0.02))
     loaded, idle = endpoint("a", more), endpoint("b", 0)
     idle.last_pick, loaded.last_pick = 0, 1  # at equal scores the one that was picked longest ago
     assert pick([loaded, idle], REQUEST, {}, 0, table).endpoint.name == chosen

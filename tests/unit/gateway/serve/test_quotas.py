@@ -12,9 +12,12 @@ import aiohttp
 import anthropic
 import openai
 import pytest
+from pagoda_contracts.gateway_metrics import GATEWAY_TOKENS
+from pagoda_contracts.launch import AdapterModule, AdaptersConfig
 from pagoda_contracts.names import ROLE_GATEWAY, ROLE_METRICS
 from pagoda_contracts.resources.apikeys import new_key
 from prometheus_client.parser import text_string_to_metric_families
+from support.engine.adapter_files import write_adapter
 from support.kube.issuer import Issuer
 from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
 from support.servers.replica import NAME, Replica, replica_config, start_replica
@@ -22,9 +25,10 @@ from support.servers.replica import NAME, Replica, replica_config, start_replica
 pytestmark = pytest.mark.deep  # real processes, seconds each
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
-TENANTS = ("tokens", "requests", "one", "models", "caps", "free")
+TENANTS = ("tokens", "requests", "one", "models", "caps", "free", "usage")
 KEYS = {tenant: new_key(tenant.ljust(32).encode(), NOW) for tenant in TENANTS}
 LIMIT = 2000
+ADAPTER = "pirate"
 SPECS = {
     "tokens": {"limits": [{"window": "720h", "tokens": LIMIT}], "defaultMaxTokens": 5},
     "requests": {"limits": [{"window": "720h", "requests": 2}]},
@@ -101,11 +105,13 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Route]:
     (folder / "token").write_text(issuer.token(ROLE_GATEWAY))
     (folder / "keys.json").write_text(json.dumps({t: {k.id: json.loads(k.stored.document())} for t, k in KEYS.items()}))
     (folder / "quotas.json").write_text(json.dumps({"quotas": [quota(name, spec) for name, spec in SPECS.items()]}))
-    with start_replica(replica_config(folder, auth=issuer.config(), step_ms=2.0)) as replica:
+    adapters = AdaptersConfig(modules=(AdapterModule(name=ADAPTER, path=str(write_adapter(folder / ADAPTER, b"any"))),))
+    with start_replica(replica_config(folder, auth=issuer.config(), step_ms=2.0, adapters=adapters)) as replica:
         endpoints = [{"http": replica.http, "grpc": replica.grpc}]
-        write_fleet(folder / "fleet.json", [{"name": "ns/s", "served_names": [NAME], "endpoints": endpoints}])
+        write_fleet(folder / "fleet.json", [{"name": "ns/s", "served_names": [NAME, ADAPTER], "endpoints": endpoints}])
         files = {"--fleet": "fleet.json", "--keys": "keys.json", "--quotas": "quotas.json", "--token": "token"}
-        with start_gateway(*(word for name, file in files.items() for word in (name, str(folder / file)))) as gateway:
+        options = (word for name, file in files.items() for word in (name, str(folder / file)))
+        with start_gateway("--usage-lines", "true", *options) as gateway:
             yield Route(gateway, replica, issuer.token(ROLE_METRICS))
 
 
@@ -214,6 +220,34 @@ async def test_without_a_quota_no_limit_is_told_but_usage_is_counted(route):
     assert answer.status == 200
     assert not [name for name in answer.headers if "ratelimit" in name.lower()]
     assert route.used("free") == {"prompt": 3.0, "cached": 0.0, "answer": 4.0}
+
+
+async def test_usage_is_told_by_tenant_key_service_adapter_and_class(route):
+    """In metrics and as lines of JSON. `flex` is OpenAI's word for requests that may wait."""
+    kinds = [{}, {"service_tier": "flex"}, {"model": ADAPTER}, {"model": ADAPTER, "service_tier": "flex", "stream": True}]
+    for more in kinds:
+        assert (await route.ask("usage", max_tokens=4, **more)).status == 200
+    told = [("", "interactive"), ("", "batch"), (ADAPTER, "interactive"), (ADAPTER, "batch")]
+    samples = [sample for family in text_string_to_metric_families(route.gateway.scrape()) for sample in family.samples]
+    counted = [one for one in samples if one.labels.get("tenant") == "usage" and one.name.endswith("_total")]
+    found = {tuple(one.labels[name] for name in GATEWAY_TOKENS.labels): one.value for one in counted}
+    who = ("usage", KEYS["usage"].id, "ns/s")
+    assert found == {(*who, *how, kind): tokens for how in told for kind, tokens in (("prompt", 3), ("cached", 0), ("answer", 4))}
+    async with asyncio.timeout(120):  # lines are written behind the answers
+        while (
+            len(
+                lines := [
+                    line for line in map(json.loads, route.gateway.log.copy()) if line["event"] == "usage" and line["tenant"] == "usage"
+                ]
+            )
+            < 4
+        ):
+            await asyncio.sleep(0.02)
+    assert [(line["tenant"], line["key"], line["service"], line["adapter"], line["class"]) for line in lines] == [
+        (*who, *how) for how in told
+    ]
+    assert [line["model"] for line in lines] == [NAME, NAME, ADAPTER, ADAPTER]
+    assert {(line["prompt_tokens"], line["cached_tokens"], line["answer_tokens"], line["status"]) for line in lines} == {(3, 0, 4, 200)}
 
 
 async def test_the_sum_over_tenants_is_what_the_replica_counted_itself(route):

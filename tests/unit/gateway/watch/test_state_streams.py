@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pagoda_contracts.pb.daemon_pb2 import Phase, State
+from pagoda_contracts.pb.daemon_pb2 import AdapterPhase, AdapterState, Phase, State
 from pagoda_gateway.watch.services import Replica as KnownReplica
 from pagoda_gateway.watch.state_streams import StateStreams, parse_state
 from support.servers.scripted_replica import Replica, running
@@ -45,3 +45,8 @@ def test_what_the_predicted_time_to_first_token_needs_reaches_the_frame():
     said = {"prefill_tokens": 1, "max_concurrency": 2, "block_size": 3, "step_base_us": 4.0, "step_token_us": 5.0, "step_row_us": 6.0}
     frame = parse_state(State(phase=Phase.PHASE_READY, **said))
     assert {name: getattr(frame, name) for name in said} == said
+
+
+def test_names_that_stand_for_adapters_reach_the_frame_however_far_they_are():
+    known = [AdapterState(name="pirate", phase=AdapterPhase.ADAPTER_PHASE_LOADED), AdapterState(name="polite")]
+    assert parse_state(State(phase=Phase.PHASE_READY, adapters=known)).adapters == {"pirate", "polite"}

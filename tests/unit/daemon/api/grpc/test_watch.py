@@ -5,14 +5,17 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from pagoda_contracts.launch import AdapterModule, AdaptersConfig
 from pagoda_contracts.names import GRPC_WATCH_STATE, HEADER_PREFIX_HASHES, ROLE_GATEWAY, STATE_FLOOR_MS
-from pagoda_contracts.pb.daemon_pb2 import Phase, State, WatchStateRequest
+from pagoda_contracts.pb.daemon_pb2 import AdapterPhase, AdapterState, Phase, State, WatchStateRequest
 from pagoda_contracts.prefix import TEXT_CHUNK_BYTES, Scope, text_hashes, to_header
 from pagoda_daemon.api.grpc import watch
 from pagoda_daemon.api.grpc.watch import Identity, Pace, frame
 from pagoda_daemon.core.messages import Ready, Stats
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
+from pagoda_daemon.simulated.device.worker import read_digest
+from support.engine.adapter_files import write_adapter
 from support.kube.issuer import Issuer
 from support.servers.local_front import NAME, PATIENCE_S, local_config, local_front
 
@@ -147,6 +150,28 @@ async def test_watchers_are_bounded_and_leave_nothing_behind(front, bearer, monk
     async with asyncio.timeout(PATIENCE_S):
         while front.front.replica.prefixes._readers:
             await asyncio.sleep(0)
+
+
+async def test_a_gateway_hears_which_names_are_adapters_as_they_come_and_go(tmp_path, issuer, bearer):
+    root = write_adapter(tmp_path / "adapters" / "one", b"one").parent
+    write_adapter(root / "two", b"two")
+    adapters = AdaptersConfig(modules=(AdapterModule(name="first", path=str(root / "one")),), directory=str(root))
+    loaded = {
+        name: AdapterState(name=name, digest=read_digest(root / folder, None).digest, phase=AdapterPhase.ADAPTER_PHASE_LOADED)
+        for name, folder in (("first", "one"), ("second", "two"))
+    }
+    config = local_config(tmp_path, adapters=adapters)
+    async with (
+        local_front(config, tmp_path / "text") as front,
+        watching(front, bearer) as watcher,
+        httpx.AsyncClient(timeout=PATIENCE_S) as http,
+    ):
+        await watcher.until(lambda state: list(state.adapters) == [loaded["first"]])
+        url = f"http://{front.http}/v1"
+        assert (await http.post(f"{url}/load_lora_adapter", json={"lora_name": "second", "lora_path": "two"})).status_code == 200
+        await watcher.until(lambda state: list(state.adapters) == [*loaded.values()])
+        assert (await http.post(f"{url}/unload_lora_adapter", json={"lora_name": "first"})).status_code == 200
+        await watcher.until(lambda state: list(state.adapters) == [loaded["second"]])
 
 
 def test_a_gateway_sees_what_waits_for_its_grammar_as_waiting():
