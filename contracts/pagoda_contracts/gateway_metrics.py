@@ -17,6 +17,12 @@ GATEWAY_UNAUTHENTICATED: Final = Metric(
 GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no endpoint yet", ("service",))
 GATEWAY_ENDPOINTS: Final = Metric("pagoda_gateway_endpoints", "gauge", "Endpoints known", ("service", "verdict"))
 GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again before a model byte", ("service", "reason"))
+GATEWAY_LEFT_OUT: Final = Metric(
+    "pagoda_gateway_left_out",
+    "counter",
+    "Times that a replica got no requests for a while, because it failed several in a row",
+    ("service",),
+)
 GATEWAY_CONTINUED: Final = Metric(
     "pagoda_gateway_continued_streams",
     "counter",
@@ -77,7 +83,7 @@ POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queu
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),
-    *(GATEWAY_DURATION, GATEWAY_TTFT, GATEWAY_CONTINUED),
+    *(GATEWAY_DURATION, GATEWAY_TTFT, GATEWAY_CONTINUED, GATEWAY_LEFT_OUT),
     *(GATEWAY_TOKENS, GATEWAY_OVER_QUOTA, GATEWAY_QUOTA_STORE),
 )
 GATEWAY: Final = (*GATEWAY_OWN, *GATEWAY_POOL)

@@ -31,7 +31,8 @@ from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import AttemptFailed, GatewayError, NotServedHere, NotThisMethod
 from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.hold_queue import claim_of
-from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
+from pagoda_gateway.requests.in_flight import InFlight
+from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.observed import Observed
 from pagoda_gateway.requests.router import Router, Terms

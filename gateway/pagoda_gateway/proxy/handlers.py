@@ -33,7 +33,8 @@ from pagoda_gateway.proxy.wish import wish
 from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
 from pagoda_gateway.requests.hold_queue import claim_of
-from pagoda_gateway.requests.lifecycle import InFlight, RequestLife
+from pagoda_gateway.requests.in_flight import InFlight
+from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import Router

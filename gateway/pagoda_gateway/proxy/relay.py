@@ -36,7 +36,7 @@ from pagoda_contracts.usage import from_header
 from pagoda_gateway.proxy.continuing import Record
 from pagoda_gateway.proxy.headers import to_client
 from pagoda_gateway.proxy.sse import Events, NotedEvents, Release
-from pagoda_gateway.proxy.upstream import Call, Upstream
+from pagoda_gateway.proxy.upstream import Call, Sent, Upstream
 from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of, late_answer
 from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
@@ -102,6 +102,7 @@ class Relay:
         self._count = 0  # of its events
         self._ended = False
         self._record: Record | None = None
+        self._sent = Sent()
         self.account = Account()  # of a request that no quota concerns
         self.finish = FinishReasons()
 
@@ -110,7 +111,7 @@ class Relay:
         record = self._record = self._record or Record(life.take_bytes)
         if self.begun is not None and record.lost:
             raise UpstreamDied("the replica died with this answer under way; it cannot be continued")
-        answer = await self._upstream.send(address, record.call(call), fresh=fresh)
+        answer = await self._upstream.send(address, record.call(call), self._sent, fresh=fresh)
         try:
             headers = to_client(answer.headers, route)
             headers.update(self.account.headers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import socket
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -11,7 +13,7 @@ from aiohttp import hdrs
 from multidict import CIMultiDict
 from yarl import URL
 
-from pagoda_gateway.requests.errors import Died, Refused
+from pagoda_gateway.requests.errors import UNREACHABLE, Died, Refused
 from pagoda_gateway.watch.own_token import OwnToken
 
 # A node that vanished sends no FIN. Probes after 5 s of silence, every 3 s, three times; unacknowledged data counts 14 s.
@@ -29,6 +31,15 @@ class Call(NamedTuple):
     body: bytes
 
 
+@dataclass(slots=True)
+class Sent:
+    """One request's use of connections. `reused`: the last one had served other requests before; `renewed`: one of those ended without an
+    answer."""
+
+    reused: bool = False
+    renewed: bool = False
+
+
 class Upstream:
     """Connections to replicas: a pool, and single-use ones for a request whose pooled connection ended without an answer."""
 
@@ -42,15 +53,32 @@ class Upstream:
         await self._pool.close()
         await self._fresh.close()
 
-    async def send(self, http: str, call: Call, *, fresh: bool) -> aiohttp.ClientResponse:
-        """Returns the answer's head. Refused if there is no connection, Died if one ended. A cancelled call closes its connection."""
-        session = self._fresh if fresh else self._pool
+    async def send(self, http: str, call: Call, sent: Sent, *, fresh: bool) -> aiohttp.ClientResponse:
+        """Returns the answer's head. Refused if there is no connection, Died if one ended. A cancelled call closes its connection.
+
+        A pooled connection may have been dead before the request was sent: its replica closed it as idle, or a machine in between forgot
+        it. So the replica is asked once more on a new connection, and has died only if it does not take that. Once per request, or one
+        that kills replicas would kill more of them."""
+        try:
+            return await self._post(http, call, sent, fresh=fresh or sent.renewed)
+        except Died:
+            if not sent.reused:
+                raise
+            sent.renewed = True
+            try:
+                return await self._post(http, call, sent, fresh=True)
+            except Refused as refusal:
+                raise Died("closed", str(refusal)) from refusal
+
+    async def _post(self, http: str, call: Call, sent: Sent, *, fresh: bool) -> aiohttp.ClientResponse:
+        session, sent.reused = self._fresh if fresh else self._pool, False
         if self._own is not None:
             call.headers[hdrs.AUTHORIZATION] = self._own.header()
+        url = URL(f"http://{http}{call.path}", encoded=True)
         try:
-            return await session.post(URL(f"http://{http}{call.path}", encoded=True), data=_payload(call.body), headers=call.headers)
+            return await session.post(url, data=_payload(call.body), headers=call.headers, trace_request_ctx=sent)
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
-            raise Refused("connect", str(error)) from error
+            raise Refused(UNREACHABLE, str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Died("closed", str(error)) from error
 
@@ -60,9 +88,16 @@ def _payload(body: bytes) -> bytes | io.BytesIO:
     return body if len(body) < _LARGE_BODY else io.BytesIO(body)
 
 
+async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _of: aiohttp.TraceConnectionReuseconnParams) -> None:
+    context.trace_request_ctx.reused = True
+
+
 def _session(connect_timeout_s: float, *, single_use: bool) -> aiohttp.ClientSession:
     keep: dict[str, Any] = {"force_close": True} if single_use else {"keepalive_timeout": _IDLE_S}
+    reuse = aiohttp.TraceConfig()
+    reuse.on_connection_reuseconn.append(_reused)
     return aiohttp.ClientSession(
+        trace_configs=[] if single_use else [reuse],
         connector=aiohttp.TCPConnector(limit=0, socket_factory=_socket, **keep),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         auto_decompress=False,

@@ -235,5 +235,9 @@ class Overloaded(Refused):
     """The replica is overloaded. This request does not ask it twice, so that retries do not add load."""
 
 
+UNREACHABLE: Final = "connect"
+"""The reason of a Refused by a replica to which there is no connection."""
+
+
 class Died(AttemptFailed):
     """The connection ended after the request was sent. It is picked again: a request that kills replicas kills three at most."""

@@ -1,14 +1,13 @@
 """The life of a request: begun, admitted, held, picked, forwarded, ended. All that is counted of a request is counted here.
 
-InFlight.begin() is the outermost context; held() and at() are stages inside it. Each of them restores its gauges however it is left: by a
-return, an error or a cancellation. Called by proxy/handlers.py and router.py.
+InFlight.begin() (in_flight.py) is the outermost context; held() and at() are stages inside it. Each of them restores its gauges however it
+is left: by a return, an error or a cancellation. Called by proxy/handlers.py and router.py.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +16,7 @@ from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_rou
 
 from pagoda_gateway.limits.rules import NO_POLICY, Policy
 from pagoda_gateway.requests.budget import Budget, Take
-from pagoda_gateway.requests.errors import Died, GatewayError, Overloaded, Refused, ShuttingDown, UpstreamDied
+from pagoda_gateway.requests.errors import UNREACHABLE, Died, GatewayError, Overloaded, Refused, UpstreamDied
 from pagoda_gateway.requests.hold_queue import ALONE, Claim, HoldQueue, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
@@ -31,6 +30,8 @@ log = structlog.get_logger()
 
 _CLIENT_LEFT: Final = 499
 _FAILED: Final = 500
+# A replica that answers so time after time is broken. 501 is an answer to the request.
+_BROKEN: Final = frozenset({500, 502, 503, 504})
 _UNREAD: Final = RoutingRequest("")
 
 
@@ -110,6 +111,7 @@ class RequestLife:
     overflow: Overflow | None = None
     tried: dict[str, int] = field(default_factory=dict)
     overloaded: set[str] = field(default_factory=set)
+    _at: Endpoint | None = None
 
     def route(self) -> str:
         """Returns the route header's value as of now."""
@@ -157,6 +159,7 @@ class RequestLife:
     def at(self, endpoint: Endpoint) -> Iterator[None]:
         """One attempt at an endpoint. Records how the attempt failed, so that the next pick knows."""
         with self._counters.cache.in_flight(endpoint, missed_tokens(endpoint, self.request)):
+            self._at = endpoint
             self.revision, self.asked_ms = endpoint.revision, self._counters.clock_ms()
             self.heard_ms, self.advanced = self.asked_ms, False
             self.adapter = endpoint.adapter(self.request.model)
@@ -167,13 +170,15 @@ class RequestLife:
                 self._counters.cache.mark_refused(endpoint)
                 if isinstance(refusal, Overloaded):
                     self.overloaded.add(endpoint.name)
+                if refusal.reason == UNREACHABLE:
+                    self._judged(broken=True)
                 raise
             except Died:  # frames came during the attempt: the last one of them is from before the death too
                 self.tried[endpoint.name] = endpoint.frame.sequence if endpoint.frame else 0
-                self._tried(failed=True)
+                self._tried(failed=True, broken=True)
                 raise
             except UpstreamDied:
-                self._tried(failed=True)
+                self._tried(failed=True, broken=True)
                 raise
 
     def repicked(self, reason: str) -> None:
@@ -202,7 +207,7 @@ class RequestLife:
     def answered(self, status: int) -> None:
         """A replica's answer is complete."""
         self.status = status
-        self._tried(failed=status >= _FAILED)
+        self._tried(failed=status >= _FAILED, broken=status in _BROKEN)
 
     def end(self, error: BaseException | None) -> None:
         """The request is over. Counts it once, by its answer or by the error that ended it."""
@@ -218,73 +223,15 @@ class RequestLife:
             why = str(error.__cause__ or error)
             log.warning("a replica died with a request", request_id=self.request_id, route=self.route(), why=why)
 
-    def _tried(self, *, failed: bool) -> None:
+    def _tried(self, *, failed: bool, broken: bool) -> None:
         self._counters.tally.tried(self.service, self.revision, self._counters.clock_ms(), failed=failed)
+        self._judged(broken=broken)
 
-
-class InFlight:
-    """All requests under way, and their end when the gateway stops."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-        self._deadlines: set[asyncio.Timeout] = set()
-        self._stopped = False
-        self._changed = asyncio.Event()
-
-    @property
-    def count(self) -> int:
-        """Requests that are read, held or answered now."""
-        return len(self._deadlines)
-
-    @asynccontextmanager
-    async def begin(self, request_id: str = "") -> AsyncIterator[RequestLife]:
-        """The life of one request. An error leaves it as a GatewayError for the client, or as the error that says that the client left."""
-        with self._counters.budget.account() as take:
-            life = RequestLife(self._counters, request_id, take)
-            try:
-                async with self._until_stopped():
-                    yield life
-            except (GatewayError, ConnectionError) as error:  # ConnectionError: the client left while it was written to
-                life.end(error)
-                raise
-            except Exception as error:
-                failure = GatewayError("internal error; the gateway's log has its cause")
-                life.end(failure)
-                log.exception("a request failed by an error of the gateway", request_id=request_id, route=life.route())
-                raise failure from error
-            except BaseException as error:
-                life.end(error)
-                raise
-            else:
-                life.end(None)
-
-    @asynccontextmanager
-    async def _until_stopped(self) -> AsyncIterator[None]:
-        deadline = asyncio.timeout(0 if self._stopped else None)
-        self._deadlines.add(deadline)
-        try:
-            async with deadline:
-                yield
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise ShuttingDown("the gateway stopped before this request could finish") from error
-        finally:
-            self._deadlines.discard(deadline)
-            self._changed.set()
-
-    async def finish(self, seconds: float) -> None:
-        """Returns when no request is under way. After `seconds` it ends those that are, and each one that comes later."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._none_left()
-                return
-        self._stopped = True
-        for deadline in self._deadlines:
-            deadline.reschedule(asyncio.get_running_loop().time())
-        await self._none_left()
-
-    async def _none_left(self) -> None:
-        while self._deadlines:
-            self._changed.clear()
-            await self._changed.wait()
+    def _judged(self, *, broken: bool) -> None:
+        """`broken`: the attempt failed by the replica's fault."""
+        counters, endpoint = self._counters, self._at
+        now_ms = counters.clock_ms()
+        if endpoint is not None and counters.cache.tried(endpoint, now_ms, failed=broken):
+            counters.metrics.left_out(endpoint.service)
+            seconds = round((endpoint.failures.until_ms - now_ms) / 1000)
+            log.warning("a replica fails its requests and is left out", replica=endpoint.name, seconds=seconds, request_id=self.request_id)

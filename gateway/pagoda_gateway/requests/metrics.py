@@ -26,6 +26,7 @@ class Metrics:
         self._requests = _counter(words.GATEWAY_REQUESTS, self._registry)
         self._unauthenticated = _counter(words.GATEWAY_UNAUTHENTICATED, self._registry)
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
+        self._left_out = _counter(words.GATEWAY_LEFT_OUT, self._registry)
         self._continued = _counter(words.GATEWAY_CONTINUED, self._registry)
         self._tokens = _counter(words.GATEWAY_TOKENS, self._registry)
         self._tokens_of: dict[tuple[str, ...], tuple[Counter, ...]] = {}  # a look-up of one series takes 3 µs, and a request has three
@@ -68,6 +69,10 @@ class Metrics:
     def repicked(self, service: str, reason: str) -> None:
         """An attempt failed without loss, and the request was picked again."""
         self._repicks.labels(service, reason).inc()
+
+    def left_out(self, service: str) -> None:
+        """A replica is left out for a while."""
+        self._left_out.labels(service).inc()
 
     def continued(self, service: str, *, exact: bool) -> None:
         """A stream goes on at another replica."""

@@ -6,7 +6,7 @@ Called by proxy/handlers.py. It asks watch/cache.py and routing/, and counts not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pagoda_contracts.route import HELD_FULL, HELD_IN_TURN, HELD_PREFIX
@@ -29,6 +29,7 @@ from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, Place, RequestLife
 from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.routing.endpoint import Endpoint
+from pagoda_gateway.routing.outliers import without_outliers
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
 from pagoda_gateway.routing.revisions import draw
 from pagoda_gateway.routing.room import has_room
@@ -214,7 +215,13 @@ class Router:
         choice = self._pick(life, service, [endpoint for endpoint in endpoints if has_room(endpoint, self._rules.gateways)])
         return choice if isinstance(choice, Pick) else Wait(service.key, HELD_FULL)
 
-    def _pick(self, life: RequestLife, service: Service, endpoints: list[Endpoint]) -> Pick | NoPick:
+    def _pick(self, life: RequestLife, service: Service, endpoints: Sequence[Endpoint]) -> Pick | NoPick:
+        """One that is left out is picked before the request has to wait."""
+        kept = without_outliers(endpoints, self._clock_ms())
+        choice = self._pick_among(life, service, kept)
+        return choice if isinstance(choice, Pick) or kept is endpoints else self._pick_among(life, service, endpoints)
+
+    def _pick_among(self, life: RequestLife, service: Service, endpoints: Sequence[Endpoint]) -> Pick | NoPick:
         now_ms, scorers = self._clock_ms(), LEAST_LOAD if service.policy == "LeastLoad" else SCORERS
         if life.begun:  # another revision may have another model, or other numbers
             same = [endpoint for endpoint in endpoints if endpoint.revision == life.revision]

@@ -50,6 +50,16 @@ class PrefixChange(NamedTuple):
     lost: Collection[bytes]
 
 
+class Failures(NamedTuple):
+    """How its requests fail (routing/outliers.py). `row`: failures since the last answer; `times`: how often it was left out, `until_ms`:
+    until when it is or was."""
+
+    row: int = 0
+    times: int = 0
+    until_ms: float = 0.0
+
+
+NO_FAILURES: Final = Failures()
 NO_CHANGE: Final = PrefixChange(False, (), ())
 
 
@@ -74,6 +84,7 @@ class Endpoint:
     picks: float = 0.0  # how often this gateway chose it of late, beside its siblings (routing/share.py)
     resident: set[bytes] = field(default_factory=set)  # names of prompts' beginnings in its cache
     took_ms: float = 0.0  # how long requests take there, a mean of the last ones; 0 if not known
+    failures: Failures = NO_FAILURES
     last_pick: int = 0  # the number of the pick that chose it last
 
     @property

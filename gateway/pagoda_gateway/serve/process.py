@@ -39,7 +39,8 @@ from pagoda_gateway.proxy.tracing import Tracing, tracing
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
-from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.in_flight import InFlight
+from pagoda_gateway.requests.lifecycle import Counters
 from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.outside import read_targets

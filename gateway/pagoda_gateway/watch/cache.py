@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pagoda_contracts.name_owners import ServedName, resolve
 from pagoda_contracts.names import STATE_DEAD_MS
 
-from pagoda_gateway.routing import share
+from pagoda_gateway.routing import outliers, share
 from pagoda_gateway.routing.endpoint import NO_CHANGE, READY, Endpoint, Frame, PrefixChange
 from pagoda_gateway.watch.services import Replica, Service
 
@@ -117,6 +117,7 @@ class EndpointCache:
         self._offsets[name] = offset
         if _begins_to_serve(endpoint, frame, now_ms):
             share.join(endpoint, self._by_service[endpoint.service].values())
+            endpoint.failures = outliers.back(endpoint.failures, now_ms)
         endpoint.frame_made_ms = sent_at_ms + offset
         endpoint.frame, endpoint.in_flight_at_frame, endpoint.sent_tokens = frame, endpoint.in_flight, 0
         endpoint.connected, endpoint.refused = True, False
@@ -153,6 +154,12 @@ class EndpointCache:
     def took(self, endpoint: Endpoint, took_ms: float) -> None:
         """Records how long a request took there."""
         endpoint.took_ms += (took_ms - endpoint.took_ms) * (_TOOK_WEIGHT if endpoint.took_ms else 1)
+
+    def tried(self, endpoint: Endpoint, now_ms: float, *, failed: bool) -> bool:
+        """Records how a request ended there. Returns whether the endpoint is left out from now on."""
+        before = endpoint.failures
+        endpoint.failures = outliers.failed(before, now_ms) if failed else outliers.answered(before)
+        return endpoint.failures.times > before.times
 
     def mark_refused(self, endpoint: Endpoint) -> None:
         """Records a refusal: no request goes there before its next frame."""

@@ -17,7 +17,8 @@ from pagoda_gateway.proxy.overflow import Overflow as OverflowTargets
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.hold_queue import HoldQueue
-from pagoda_gateway.requests.lifecycle import Counters, InFlight
+from pagoda_gateway.requests.in_flight import InFlight
+from pagoda_gateway.requests.lifecycle import Counters
 from pagoda_gateway.requests.limiter import Limiter, LocalStore
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.router import HoldRules, Router

@@ -14,7 +14,7 @@ from pagoda_contracts.names import (
     HEADER_SHOULD_RETRY,
 )
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from support.servers.scripted_replica import DONE, EVENT, Exchange, say_ok
+from support.servers.scripted_replica import DONE, EVENT, Exchange, Replica, running, say_ok
 
 
 def once(fault, then=say_ok):
@@ -119,29 +119,47 @@ async def test_no_connection_is_served_elsewhere(bench, replicas):
     assert "repick-connect" in {route.reason for _, _, route in answers}
 
 
-async def test_pooled_connections_that_died_everywhere_cost_one_retry_not_an_error(bench, replicas):
-    used, died, everywhere = set(), [], asyncio.Event()
+async def test_a_pooled_connection_that_was_dead_is_no_death_of_its_replica(bench, replicas):
+    """The replica closed it as idle at the moment of the request. Its answer comes on a new connection, at the first attempt."""
+    used, died, closing = set(), [], asyncio.Event()
+    a, _ = replicas
 
     async def only_once(exchange: Exchange) -> None:
-        if exchange.writer in used and everywhere.is_set():
+        if exchange.writer in used and closing.is_set():
             died.append(exchange)
             exchange.die()
             return
         used.add(exchange.writer)
         await say_ok(exchange)
 
-    for replica in replicas:
-        replica.script = only_once
-    await bench.serve(*replicas)
+    a.script = only_once
+    await bench.serve(a)
     while not died:  # of a connection that idled for four seconds the gateway lets go, and this process may stop for longer
-        everywhere.clear()
-        asked = set()
-        while len(asked) < 2:
-            asked.add((await bench.ask())[1]["replica"])
-        everywhere.set()
+        closing.clear()
+        await bench.ask()
+        closing.set()
         status, _, route = await bench.ask()
-        assert status == 200
-    assert (len(died), route.reason, route.attempt) == (1, "repick-closed", 2)
+        assert (status, route.reason, route.attempt) == (200, "only-endpoint", 1)
+    assert await bench.metric("repicks_total", reason="closed") is None
+
+
+async def test_a_request_that_kills_replicas_on_pooled_connections_kills_two_at_most(bench, replicas):
+    async with running(Replica("c")) as c:
+        three = [*replicas, c]
+        await bench.serve(*three)
+        asked: set[str] = set()
+        while len(asked) < 3:
+            asked.add((await bench.ask())[1]["replica"])
+
+        async def killed(exchange: Exchange) -> None:
+            exchange.replica.hang_up()
+            exchange.die()
+
+        for replica in three:
+            replica.seen.clear()
+            replica.script = killed
+        assert (await bench.ask())[0] == 502
+        assert sum(len(replica.seen) for replica in three) == 2
 
 
 async def test_a_request_that_kills_replicas_kills_two_at_most(bench, replicas):
@@ -153,6 +171,18 @@ async def test_a_request_that_kills_replicas_kills_two_at_most(bench, replicas):
         assert answer.headers[HEADER_SHOULD_RETRY] == "false"
         assert (await answer.json())["error"]["code"] == "upstream_died"
     assert len(a.seen) == len(b.seen) == 1
+
+
+@pytest.mark.parametrize("fault", [abort, lambda exchange: exchange.answer(500, {"error": {"message": "bug"}})], ids=["close", "500"])
+async def test_a_replica_that_is_ready_and_fails_its_requests_is_left_out(bench, replicas, fault):
+    """Its frames say that it is ready. After five failures in a row it gets no request for 5 s, then 10 s."""
+    a, b = replicas
+    a.script = fault
+    await bench.serve(a, b)
+    answers = [await bench.ask() for _ in range(60)]
+    assert 5 <= len(a.seen) < 12, "the others are its first request after each pause"
+    assert [status for status, _, _ in answers[-20:]].count(200) >= 19
+    assert await bench.metric("left_out_total") >= 1
 
 
 async def test_a_replica_that_dies_in_mid_stream_is_one_clean_error_event(bench, replicas):

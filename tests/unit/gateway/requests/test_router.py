@@ -7,6 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pagoda_gateway.requests.errors import (
+    UNREACHABLE,
     AllOverloaded,
     Died,
     HoldTimeout,
@@ -285,6 +286,33 @@ async def test_a_stream_goes_on_unless_three_replicas_in_a_row_die_before_a_new_
         else:
             assert (await harness.router.serve(life, attempt)).status == 200
     assert len(went) == len(advances)
+
+
+@pytest.mark.parametrize("error", [Died("closed"), Refused(UNREACHABLE)])
+async def test_a_replica_that_fails_its_requests_is_left_out_and_asked_before_a_request_has_to_wait(error):
+    harness, went, broken = Harness(), [], {"ns/a"}
+    discover(harness)
+
+    async def attempt(address, route, *, fresh):
+        went.append(address.removesuffix(":8000"))
+        if went[-1] in broken:
+            raise error
+        return Done(None)
+
+    async def ask(times, after_ms=0):
+        for _ in range(times):
+            harness.now_ms += after_ms
+            for name in ("ns/a", "ns/b"):
+                harness.frame("ready", name)
+            await harness.serve(attempt)
+
+    await ask(20)
+    assert (went.count("ns/a"), went[-10:]) == (5, ["ns/b"] * 10)
+    await ask(10, after_ms=1_000)
+    assert went.count("ns/a") == 6, "after its time it gets one request"
+    broken.symmetric_difference_update({"ns/a", "ns/b"})
+    await ask(1)
+    assert went[-2:] == ["ns/b", "ns/a"], "no other one can take this request"
 
 
 async def test_overloaded_everywhere_is_answered_after_one_try_each():
