@@ -9,12 +9,17 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
+import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from pagoda_cli.errors import CliError
 
 _TIMEOUT: Final = 60
+_LOGS_TIMEOUT: Final = 300
+_MOST_LINES: Final = 1000
 _LOG_LINE: Final = re.compile(r"[IWEF]\d{4} ")  # what kubectl's own libraries log before its last words
 _NO_CLUSTER: Final = ("was refused", "Unable to connect to the server", "no such host", "no configuration has been provided", "i/o timeout")
 Json = dict[str, Any]
@@ -59,15 +64,40 @@ def replace(access: Access, target: str, path: Sequence[str], values: tuple[str,
     _run(access, ["patch", target], ["--type=json", f"--field-manager={manager}", f"--patch={json.dumps(steps)}"])
 
 
-def _run(access: Access, words: Sequence[str], options: Sequence[str], given: str | None = None) -> str:
-    """What kubectl prints. A refusal names the words and not the options."""
+def log_lines(access: Access, holding: str, *what: str) -> list[str]:
+    """The last lines of `kubectl logs …` that hold a text. Logs may be large, so they are read line by line."""
+    command, found = [_program(), "logs", *what, *access.options], deque[str](maxlen=_MOST_LINES)
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace") as running,
+    ):
+        limit = threading.Timer(_LOGS_TIMEOUT, running.kill)
+        limit.start()
+        try:
+            found.extend(line for line in running.stdout or () if holding in line)
+            code = running.wait()
+        finally:
+            limit.cancel()
+        said.seek(0)
+        why = f"no end within {_LOGS_TIMEOUT} s; ask for less" if code < 0 else refusal(said.read()) or f"exit code {code}"
+    if code != 0:
+        raise CliError(f"kubectl logs: {why}")
+    return list(found)
+
+
+def _program() -> str:
     program = shutil.which("kubectl")
     if program is None:
         raise CliError("kubectl is not on the PATH; the cluster is read through it")
+    return program
+
+
+def _run(access: Access, words: Sequence[str], options: Sequence[str], given: str | None = None) -> str:
+    """What kubectl prints. A refusal names the words and not the options."""
     said = f"kubectl {' '.join(words)}"
     try:
         done = subprocess.run(
-            [program, *words, *options, *access.options], input=given, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+            [_program(), *words, *options, *access.options], input=given, capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         raise CliError(f"{said}: no answer within {_TIMEOUT} s") from None

@@ -1,6 +1,7 @@
 """`pagoda why NAME`: everything that the operator says of a service, in one page: conditions, placement, scaling, revisions, quota.
 
 Reads the objects' status and prints it; decides nothing and asks only the API server (by `kubectl`). Rendering is in `why_text`.
+`pagoda why request/ID` is in `why_request`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pagoda_contracts.resources.tenant import TENANT_QUOTA
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.kubectl import Access, get, listed
+from pagoda_cli.why_request import PREFIX, request_lines, request_text
 from pagoda_cli.why_text import text
 
 _KINDS: Final = ("service", INFERENCE_SERVICE.kind.lower(), INFERENCE_SERVICE.plural, f"{INFERENCE_SERVICE.kind.lower()}.{GROUP}")
@@ -23,14 +25,21 @@ Json = Mapping[str, Any]
 
 
 def command(
-    target: Annotated[str, typer.Argument(help="The service, also as service/NAME.", metavar="NAME")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The service's namespace. Default: kubectl's own.")] = "",
+    target: Annotated[str, typer.Argument(help="The service, also as service/NAME; or request/ID.", metavar="NAME")],
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="The service's; default: kubectl's own. Or the gateways'; default: pagoda-system.")
+    ] = "",
     context: Annotated[str, typer.Option("--context", help="A context of the kubeconfig.")] = "",
     kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="A kubeconfig file.")] = "",
     output: Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="For people or for scripts.")] = "text",
+    since: Annotated[str, typer.Option("--since", help="How far back a request is searched for.")] = "1h",
 ) -> None:
-    """Say why a service is where it is: placed, waiting, scaled, or refused."""
+    """Say why a service is where it is: placed, waiting, scaled, or refused. Or why a request went where it went."""
     access = Access(namespace, context, kubeconfig)
+    if target.startswith(PREFIX):
+        told = request_lines(access, target.removeprefix(PREFIX), since)
+        print(json.dumps(told, indent=2) if output == "json" else request_text(told))
+        return
     service = get(access, f"{INFERENCE_SERVICE.plural}.{GROUP}", named(target))
     inside = access._replace(namespace=service["metadata"]["namespace"])
     pods = listed(inside, "pods", f"--selector={LABEL_SERVICE}={service['metadata']['name']}")
@@ -43,7 +52,7 @@ def named(target: str) -> str:
     """The name in NAME or service/NAME, and in what `kubectl -o name` prints."""
     kind, slash, name = target.rpartition("/")
     if (slash and kind not in _KINDS) or not name or name.startswith("-"):
-        raise CliError(f"the target must be NAME or service/NAME, got {target!r}")
+        raise CliError(f"the target must be NAME, service/NAME or request/ID, got {target!r}")
     return name
 
 

@@ -11,11 +11,11 @@ Json = Mapping[str, Any]
 def text(answer: Json) -> str:
     """All parts that have something to say, in the order in which a person asks."""
     parts = (_head, _conditions, _placement, _scaling, _revisions, _pods, _quotas)
-    return "\n".join(_clean(line) for part in parts for line in part(answer))
+    return "\n".join(clean(line) for part in parts for line in part(answer))
 
 
-def _clean(line: str) -> str:
-    """Messages hold words of images, models and admission hooks: none of them moves a cursor."""
+def clean(line: str) -> str:
+    """Returns a line without control characters: messages hold words of images, models and clients, and none of them moves a cursor."""
     return "".join(char if char.isprintable() else " " for char in line).rstrip()
 
 

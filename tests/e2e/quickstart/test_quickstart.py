@@ -1,12 +1,15 @@
 """The route of the README: `kubectl apply` of the example, tokens by the real openai client, and why they came from where they did."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from openai import NotFoundError, OpenAI
-from pagoda_contracts.names import HEADER_ROUTE, PORT_DAEMON_HTTP
+from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_ROUTE, PORT_DAEMON_HTTP
 from pagoda_contracts.route import parse_route
 from pagoda_devcluster.demo import install
 from pydoc_answers import questions
@@ -56,6 +59,16 @@ def test_a_stream_carries_the_same_answer_and_says_its_route(client, pagoda):
     assert text == qa.answer
     assert route.endpoint.split(":")[0] in [pod["status"]["podIP"] for pod in pods]
     assert (route.attempt, route.reason) == (1, "only-endpoint")
+
+
+def test_the_command_line_says_why_a_request_went_where_it_went(client, pagoda):
+    raw = client.completions.with_raw_response.create(model=SERVICE, prompt="x", max_tokens=1)
+    route, request_id = parse_route(raw.headers[HEADER_ROUTE]), raw.headers[HEADER_REQUEST_ID]
+    path = f"{pagoda.cluster.bin}{os.pathsep}{os.environ['PATH']}"
+    argv = [Path(sys.executable).parent / "pagoda", "why", f"request/{request_id}", f"--kubeconfig={pagoda.cluster.kubeconfig}"]
+    page = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PATH": path}).stdout
+    assert page.startswith(f"request {request_id}: 200 after ")
+    assert f"  replica: {route.endpoint}\n  reason: only-endpoint: it was the only replica" in page
 
 
 def test_the_gateway_is_the_only_way_in(served, pagoda):

@@ -175,7 +175,7 @@ def test_a_service_is_named_alone_or_as_kubectl_prints_it(target):
 def test_other_targets_are_refused(ask, target):
     code, _, err = ask("--", target)
     assert code == 2
-    assert "must be NAME or service/NAME" in err
+    assert "must be NAME, service/NAME or request/ID" in err
 
 
 @pytest.mark.parametrize(
