@@ -30,7 +30,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 import aiohttp
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import PATH_READY, ROLE_GATEWAY
-from pagoda_daemon.simulated.fleet.replica import SimulatedReplica, Wanted
+from pagoda_daemon.simulated.replicas.replica import SimulatedReplica, Wanted
 from pagoda_daemon.text.tokens import ModelText
 from support.kube.issuer import Issuer
 from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
@@ -41,7 +41,7 @@ QUESTIONS: Final = 8
 PORTS: Final = {"http": 8000, "grpc": 9000, "probes": 8081}
 
 
-class Fleet(Protocol):
+class Service(Protocol):
     """Replicas; `kill` returns when the one that died has a successor that is ready."""
 
     def entries(self) -> list[dict[str, str]]: ...
@@ -75,27 +75,27 @@ class Forked:
         return [{"http": f"{one}:{PORTS['http']}", "grpc": f"{one}:{PORTS['grpc']}"} for one in self.addresses]
 
 
-def serve_forks(fleet: Forked, orders: int, answers: int) -> None:
+def serve_forks(forked: Forked, orders: int, answers: int) -> None:
     """In a process of its own, which never has a thread: forks, kills and forks again what it is told to."""
-    for address in fleet.addresses:
-        fleet.start(address)
+    for address in forked.addresses:
+        forked.start(address)
     with os.fdopen(orders) as lines:
         for line in lines:
             address = line.strip()
-            os.kill(fleet.pids[address], signal.SIGKILL)
-            os.waitpid(fleet.pids[address], 0)
+            os.kill(forked.pids[address], signal.SIGKILL)
+            os.waitpid(forked.pids[address], 0)
             os.write(answers, b"x")
-            fleet.start(address)
-    for pid in fleet.pids.values():
+            forked.start(address)
+    for pid in forked.pids.values():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 class Simulated:
-    """The fleet of a process that forks."""
+    """The replicas of a process that forks."""
 
-    def __init__(self, fleet: Forked) -> None:
-        self._fleet = fleet
+    def __init__(self, forked: Forked) -> None:
+        self._forked = forked
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
         gc.freeze()
@@ -103,15 +103,15 @@ class Simulated:
         if self.pid == 0:
             os.close(self._orders)
             try:
-                serve_forks(fleet, orders, answers)
+                serve_forks(forked, orders, answers)
             finally:
                 os._exit(0)
 
     def entries(self) -> list[dict[str, str]]:
-        return self._fleet.entries()
+        return self._forked.entries()
 
     async def kill(self, luck: random.Random) -> None:
-        address = luck.choice(self._fleet.addresses)
+        address = luck.choice(self._forked.addresses)
         os.write(self._orders, f"{address}\n".encode())
         await asyncio.to_thread(os.read, self._answers, 1)
         await ready(address)
@@ -161,8 +161,8 @@ class Real:
         publish(self, self.file)
 
 
-def publish(fleet: Fleet, file: Path) -> None:
-    write_fleet(file, [{"name": "ns/s", "served_names": [NAME], "endpoints": fleet.entries()}])
+def publish(service: Service, file: Path) -> None:
+    write_fleet(file, [{"name": "ns/s", "served_names": [NAME], "endpoints": service.entries()}])
 
 
 @dataclass
@@ -202,7 +202,7 @@ async def ask(client: aiohttp.ClientSession, url: str, fields: dict[str, Any], h
     return "".join(choice["text"] for event in events for choice in event["choices"]), gap
 
 
-async def load(gateway: GatewayProcess, fleet: Fleet, options: argparse.Namespace) -> Count:
+async def load(gateway: GatewayProcess, service: Service, options: argparse.Namespace) -> Count:
     luck, count = random.Random(options.seed), Count()
     over, strike = asyncio.Event(), asyncio.Event()
     timeout = aiohttp.ClientTimeout(total=600)
@@ -236,7 +236,7 @@ async def load(gateway: GatewayProcess, fleet: Fleet, options: argparse.Namespac
             target = luck.randrange(options.streams)
             await strike.wait()
             strike.clear()
-            await fleet.kill(luck)
+            await service.kill(luck)
             count.kills += 1
             if count.kills % 10 == 0:
                 print(f"{count.kills} kills, {count.streams} streams over, {len(count.errors)} errors", file=sys.stderr)
@@ -276,19 +276,19 @@ def main() -> None:
         folder = Path(name)
         issuer = Issuer(folder)
         (folder / "token").write_text(issuer.token(ROLE_GATEWAY))
-        config, file, fleet = config_of(options, folder, issuer), folder / "fleet.json", None
+        config, file, service = config_of(options, folder, issuer), folder / "fleet.json", None
         if options.real:
-            fleet = Real(config, file, stack)
+            service = Real(config, file, stack)
             for _ in range(options.replicas):
-                fleet.add()
+                service.add()
         else:
             net = own_net()
-            fleet = Simulated(Forked(config, ModelText(Path(config.model.path)), [f"{net}.{one + 1}" for one in range(options.replicas)]))
-            stack.callback(fleet.close)
-        publish(fleet, file)
+            service = Simulated(Forked(config, ModelText(Path(config.model.path)), [f"{net}.{one + 1}" for one in range(options.replicas)]))
+            stack.callback(service.close)
+        publish(service, file)
         began = time.monotonic()
         with start_gateway("--fleet", str(file), "--token", str(folder / "token"), "--hold-timeout", "120s") as gateway:
-            count = asyncio.run(load(gateway, fleet, options))
+            count = asyncio.run(load(gateway, service, options))
             went_on = continued(gateway)
         report = {"kills": count.kills, "streams": count.streams, "at_once": options.streams, "tokens": count.tokens}
         report |= {"went_on": went_on, "errors": len(count.errors), "wrong_texts": count.wrong, "first_errors": count.errors[:5]}

@@ -49,11 +49,11 @@ def main() -> None:
             times[key].append(up(*nodes))
             times["down_s"].append(seconds("down"))
     medians = {key: round(statistics.median(values), 2) for key, values in times.items()}
-    figures = medians | fleet() | served()
+    figures = medians | fake_nodes() | served()
     print(json.dumps({"bench": "devcluster", "cores": os.cpu_count(), "rounds": ROUNDS, **figures, "all": times}))
 
 
-def fleet() -> dict[str, float]:
+def fake_nodes() -> dict[str, float]:
     """One Deployment of `PODS` pods on the fake nodes, all Ready after 0 s, and then nothing to do."""
     with Running("--nodes", f"fake:{FAKES}") as cluster:
         cluster.apply(deployment("crowd", PODS, {"name": "main", "image": "none"}, []))

@@ -27,7 +27,7 @@ import httpx
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, HealthConfig, Listen, ModelConfig
 from pagoda_contracts.metrics import DEEP_CHECKS
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
-from pagoda_daemon.simulated.fleet.text import tiny_model_dir
+from pagoda_daemon.simulated.replicas.text import tiny_model_dir
 
 sys.path.insert(0, str(Path(__file__).parent))
 

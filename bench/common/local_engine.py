@@ -26,7 +26,7 @@ from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.runner.forward import NativeForward
 from pagoda_daemon.runner.model_worker import ModelWorker
-from pagoda_daemon.simulated.fleet.engine import LocalWire
+from pagoda_daemon.simulated.replicas.engine import LocalWire
 
 
 @dataclass

@@ -40,7 +40,7 @@ def main() -> None:
     reason_file = settings.termination_log()
     try:
         if sys.argv[1:2] == [settings.SIMULATE_FRONTS]:
-            from pagoda_daemon.simulated.fleet import fronts
+            from pagoda_daemon.simulated.replicas import fronts
 
             fronts.run(sys.argv[2:])
             return

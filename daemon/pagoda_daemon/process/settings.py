@@ -26,7 +26,7 @@ from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import stand_alone
 
 VERSION: Final = version("pagoda")
-SIMULATE_FRONTS: Final = "simulate-fronts"  # a command of its own: simulated/fleet/fronts.py
+SIMULATE_FRONTS: Final = "simulate-fronts"  # a command of its own: simulated/replicas/fronts.py
 _ELSEWHERE: Final = {  # `__main__` runs them before it comes here: listed for --help alone
     "bench": "send load to an OpenAI endpoint and say how it answered (bench serve --help)",
     "simulate": "run a trace through the scheduler on a simulated device, without a model (simulate --help)",

@@ -10,7 +10,7 @@ import pytest
 from pagoda_devcluster.gpus import dra
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, RESOURCE_CLAIM_TEMPLATES, Resource
 from support.harness.fake_nodes import MIXED, WHOLE, device_driver, device_node, inspected, replicas, templates_gone, tolerate
-from support.harness.fleets import dra_of, gpu, mig
+from support.harness.inventories import dra_of, gpu, mig
 from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.fake_api import running

@@ -9,7 +9,7 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
 from pagoda_contracts.route import REASON_ONLY_UNSOUND, parse_route
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
 from support.harness.fake_nodes import WHOLE, device_node, inspected, tolerate
-from support.harness.fleets import gpu
+from support.harness.inventories import gpu
 from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.daemon_processes import DaemonProcesses, endpoints

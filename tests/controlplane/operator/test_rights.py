@@ -27,7 +27,7 @@ from pagoda_operator.api.state import (
     SERVICES,
 )
 from support.harness.fake_nodes import MIXED, device_driver, device_node, inspected, templates_gone, tolerate
-from support.harness.fleets import dra_of
+from support.harness.inventories import dra_of
 from support.harness.placing import ENGINE
 from support.judges.rights import Right, forbidden, granted, refused, used
 from support.kube.chart import CHART, NAMESPACE, RELEASE

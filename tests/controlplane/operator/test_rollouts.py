@@ -12,7 +12,7 @@ from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_operator.api.state import DEPLOYMENTS, PROFILES
 from support.harness.fake_nodes import MIXED, WHOLE, device_node, inspected, replicas, tolerate
-from support.harness.fleets import gpu
+from support.harness.inventories import gpu
 from support.harness.placing import ENGINE
 from support.kube.client import eventually
 from support.kube.fake_api import is_ready, is_trial, passed, running, waiting

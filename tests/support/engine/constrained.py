@@ -20,7 +20,7 @@ from pagoda_daemon.engine.grammars import MakePool, pool_maker
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
-from pagoda_daemon.simulated.fleet.engine import LocalWire
+from pagoda_daemon.simulated.replicas.engine import LocalWire
 from support.engine.toy_model import EOS, VOCAB, tiny_model_dir
 
 PATIENCE_S = 300.0

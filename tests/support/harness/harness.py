@@ -40,7 +40,7 @@ class Harness:
         self.api.put(PROFILES, profile_body())
         self.api.put(SERVICES, service_body(**spec))
         self.later = timedelta()
-        self.fleet = Inventory()
+        self.inventory = Inventory()
         self.sizes: tuple[Size, ...] = ()
         self.daemons: Any = NoDaemons()
         self.signals: Any = Silence()
@@ -62,13 +62,18 @@ class Harness:
 
     def dependencies(self) -> Dependencies:
         return dependencies_with(
-            self.api, daemons=self.daemons, signals=self.signals, quota=self.quota, inventory=lambda: self.fleet, sizes=lambda: self.sizes
+            self.api,
+            daemons=self.daemons,
+            signals=self.signals,
+            quota=self.quota,
+            inventory=lambda: self.inventory,
+            sizes=lambda: self.sizes,
         )
 
     def observed(self) -> Observed:
         found = asyncio.run(observe(self.api, KEY))
         assert found is not None
-        return replace(found, inventory=self.fleet, sizes=self.sizes, now=(now() + self.later).timestamp())
+        return replace(found, inventory=self.inventory, sizes=self.sizes, now=(now() + self.later).timestamp())
 
     def plan(self) -> Plan:
         return plan(self.observed())

@@ -8,8 +8,8 @@ from typing import Any
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES
 from pagoda_operator.inventory.fit import source_of
-from support.harness.fleets import H100, cut, fleet, node, whole
 from support.harness.harness import Harness
+from support.harness.inventories import H100, cut, inventory, node, whole
 from support.kube.fake_api import running
 
 LLAMA_CONFIG = {
@@ -31,7 +31,7 @@ MIXED = node("a", H100, whole(2), cut(2, p3g_40gb=1, p2g_20gb=1, p1g_10gb=2))
 def harness(*accelerators: Any, there: Any = (), model: str = "pvc://models/tiny", **spec: Any) -> Harness:
     """A service whose model was inspected already: about 1.2 B parameters."""
     made = Harness(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, **spec)
-    made.fleet = fleet(*there) if isinstance(there, tuple) else there
+    made.inventory = inventory(*there) if isinstance(there, tuple) else there
     inspected(made)
     return made
 

@@ -61,7 +61,7 @@ class ScaledHarness(Harness):
         super().restart()
 
     def dependencies(self) -> Dependencies:
-        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, inventory=lambda: self.fleet)
+        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, inventory=lambda: self.inventory)
 
     def wall(self) -> float:
         return (now() + self.later).timestamp()

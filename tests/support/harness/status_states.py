@@ -12,9 +12,9 @@ from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, CORE_SE
 from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from support.harness.fake_daemons import FakeDaemons
-from support.harness.fleets import H100, fleet, gpu, mig, node, whole
-from support.harness.fleets import pod as holder
 from support.harness.harness import Harness
+from support.harness.inventories import H100, gpu, inventory, mig, node, whole
+from support.harness.inventories import pod as holder
 from support.harness.placing import MIXED
 from support.harness.placing import harness as inspected_harness
 from support.judges.kstatus import Verdict
@@ -218,14 +218,14 @@ def over_quota() -> Harness:
 
 
 def all_in_use() -> Harness:
-    harness = inspected_harness(gpu("H100"), there=fleet(node("a", H100, whole(8)), pods=(holder("a", gpu=8),)))
+    harness = inspected_harness(gpu("H100"), there=inventory(node("a", H100, whole(8)), pods=(holder("a", gpu=8),)))
     harness.settle()
     return harness
 
 
 def inspecting() -> Harness:
     harness = Harness(accelerators=[mig(least="1Gi")])
-    harness.fleet = fleet(MIXED)
+    harness.inventory = inventory(MIXED)
     harness.settle()
     return harness
 

@@ -125,7 +125,7 @@ class NodeWithoutKubelet:
     """A Ready node whose pods do what the test says, and whose deleted pods end when the test says."""
 
     def __init__(self, kube: Kube, name: str = NODE, body: Body | None = None) -> None:
-        """`body`: labels, taints and room, as fleets.node makes them; 64 cores and nothing else where absent."""
+        """`body`: labels, taints and room, as inventories.node makes them; 64 cores and nothing else where absent."""
         self.kube = kube
         self.name = name
         self._body = body or {}

@@ -18,8 +18,8 @@ from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.worker import Worker
-from pagoda_daemon.simulated.fleet.engine import LocalEngine
-from pagoda_daemon.simulated.fleet.text import VOCAB, tiny_model_dir
+from pagoda_daemon.simulated.replicas.engine import LocalEngine
+from pagoda_daemon.simulated.replicas.text import VOCAB, tiny_model_dir
 from pagoda_daemon.text.tokens import ModelText
 
 NAME = "toy"

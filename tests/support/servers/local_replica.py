@@ -29,7 +29,7 @@ from pagoda_daemon.core.messages import Abort, Submit, ToEngine
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.device import worker as simulated
-from pagoda_daemon.simulated.fleet.engine import LocalEngine
+from pagoda_daemon.simulated.replicas.engine import LocalEngine
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import VOCAB, tiny_model_dir
 

@@ -20,7 +20,7 @@ from pagoda_devcluster.gpus import layout
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 LAYOUT = layout.read(recipe.of_checkout().folder / "layouts" / "h100-mixed.yaml")
 SPEC = ClusterSpec("dev", 2, Nodes.FAKE, Path("/c"), Path("/b"), fakes=3, layout="x")
-FLEET = nodes.fake_nodes(SPEC, LAYOUT)
+NODES = nodes.fake_nodes(SPEC, LAYOUT)
 NODE: dict[str, Any] = {"metadata": {"name": "n"}}
 
 
@@ -245,38 +245,38 @@ def found(play: str = "") -> dict[str, Any]:
 
 
 def test_fake_nodes_take_the_layouts_classes_in_turn_and_addresses_of_their_own():
-    assert [node.played.name for node in FLEET] == ["h100-mixed", "h100-whole", "cpu"]
-    assert [node.address for node in FLEET] == ["10.146.0.1", "10.146.1.1", "10.146.2.1"]
-    assert nodes.node_object(FLEET[0])["metadata"]["labels"]["nvidia.com/mig-3g.40gb.count"] == "2"
-    assert nodes.node_object(FLEET[2])["metadata"]["labels"][nodes.CLASS_LABEL] == "cpu"
+    assert [node.played.name for node in NODES] == ["h100-mixed", "h100-whole", "cpu"]
+    assert [node.address for node in NODES] == ["10.146.0.1", "10.146.1.1", "10.146.2.1"]
+    assert nodes.node_object(NODES[0])["metadata"]["labels"]["nvidia.com/mig-3g.40gb.count"] == "2"
+    assert nodes.node_object(NODES[2])["metadata"]["labels"][nodes.CLASS_LABEL] == "cpu"
 
 
 def test_a_node_that_lost_its_devices_keeps_its_capacity():
-    status = nodes.node_status(FLEET[0], found("no-devices"), "v1", NOW)
+    status = nodes.node_status(NODES[0], found("no-devices"), "v1", NOW)
     assert (status["capacity"]["nvidia.com/mig-3g.40gb"], status["allocatable"]["nvidia.com/mig-3g.40gb"]) == ("2", "0")
     assert status["allocatable"]["cpu"] == "192"
-    healthy = nodes.node_status(FLEET[0], found(), "v1", NOW)
+    healthy = nodes.node_status(NODES[0], found(), "v1", NOW)
     assert healthy["allocatable"]["nvidia.com/gpu"] == "2"
 
 
 def test_a_node_is_written_only_when_it_changed():
     node = found()
-    node["status"] = nodes.status_change(FLEET[0], node, "v1", NOW)
-    assert nodes.status_change(FLEET[0], node, "v1", NOW + timedelta(hours=1)) is None
+    node["status"] = nodes.status_change(NODES[0], node, "v1", NOW)
+    assert nodes.status_change(NODES[0], node, "v1", NOW + timedelta(hours=1)) is None
     node["metadata"]["annotations"][plays.PLAY] = "not-ready"
-    changed = nodes.status_change(FLEET[0], node, "v1", NOW + timedelta(hours=1))
+    changed = nodes.status_change(NODES[0], node, "v1", NOW + timedelta(hours=1))
     assert changed
     ready = next(entry for entry in changed["conditions"] if entry["type"] == "Ready")
     assert (ready["status"], ready["lastTransitionTime"]) == ("Unknown", "2026-01-01T13:00:00Z")
 
 
 def test_an_unknown_play_of_a_node_is_its_conditions_message():
-    status = nodes.node_status(FLEET[0], found("explode"), "v1", NOW)
+    status = nodes.node_status(NODES[0], found("explode"), "v1", NOW)
     assert "unknown play explode: it must be one of not-ready, no-devices" in status["conditions"][-1]["message"]
 
 
 def test_addresses_are_not_shared_and_are_given_again_when_free():
-    held, node = kubelet.Addresses(), FLEET[1]
+    held, node = kubelet.Addresses(), NODES[1]
     assert [held.of(node, ("d", name), "") for name in ("a", "b", "a")] == ["10.146.1.2", "10.146.1.3", "10.146.1.2"]
     assert held.of(node, ("d", "known"), "10.146.1.9") == "10.146.1.9"
     held.free(("d", "a"))
@@ -284,14 +284,14 @@ def test_addresses_are_not_shared_and_are_given_again_when_free():
 
 
 def test_of_a_thousand_nodes_each_has_addresses_of_its_own_for_all_the_pods_that_it_takes():
-    fleet = nodes.fake_nodes(replace(SPEC, fakes=MOST_FAKES), LAYOUT)
-    assert {node.pods for node in fleet} == {61}
-    assert len({node.address for node in fleet}) == 1000
-    last = [ip_address(node.pod_address(node.pods - 1)) for node in fleet]
-    assert all(ip_address(after.address) > end for after, end in zip(fleet[1:], last, strict=False))
+    many = nodes.fake_nodes(replace(SPEC, fakes=MOST_FAKES), LAYOUT)
+    assert {node.pods for node in many} == {61}
+    assert len({node.address for node in many}) == 1000
+    last = [ip_address(node.pod_address(node.pods - 1)) for node in many]
+    assert all(ip_address(after.address) > end for after, end in zip(many[1:], last, strict=False))
     assert last[-1] in SPEC.net.pod_cidr
-    assert kubelet.Addresses().of(fleet[999], ("d", "known"), fleet[999].pod_address(7)) == fleet[999].pod_address(7)
-    assert fleet[999].number_of(fleet[0].pod_address(7)) is None
+    assert kubelet.Addresses().of(many[999], ("d", "known"), many[999].pod_address(7)) == many[999].pod_address(7)
+    assert many[999].number_of(many[0].pod_address(7)) is None
 
 
 class Api:
@@ -308,28 +308,28 @@ class Api:
 async def test_a_pod_that_went_while_its_status_was_written_does_not_come_back():
     pod, key = new_pod(), ("d", "p")
     pod["metadata"]["resourceVersion"] = "1"
-    pod["spec"]["nodeName"] = FLEET[0].name
-    fleet = kubelet.FakeKubelets(Api(lambda _: fleet._forget({key})), FLEET, LAYOUT, "v1")
-    fleet._pods[key] = pod
-    await fleet._tend_pod(key)
-    assert fleet._pods == {}
+    pod["spec"]["nodeName"] = NODES[0].name
+    kubelets = kubelet.FakeKubelets(Api(lambda _: kubelets._forget({key})), NODES, LAYOUT, "v1")
+    kubelets._pods[key] = pod
+    await kubelets._tend_pod(key)
+    assert kubelets._pods == {}
 
 
 async def test_pods_that_have_ended_use_up_no_addresses():
     """A node takes as many more as have ended: only those that run count against its place for pods."""
     written: list[str] = []
 
-    fleet = kubelet.FakeKubelets(Api(lambda body: written.append(body["status"]["podIP"])), FLEET, LAYOUT, "v1")
+    kubelets = kubelet.FakeKubelets(Api(lambda body: written.append(body["status"]["podIP"])), NODES, LAYOUT, "v1")
     for number in range(300):
         job, key = new_pod("Never"), ("d", f"job-{number}")
         job["metadata"] |= {"name": key[1], "resourceVersion": "1"}
-        job["spec"]["nodeName"] = FLEET[0].name
-        fleet._pods[key] = job
-        await fleet._tend_pod(key)
-        fleet._pods[key] = job | {"status": job["status"] | {"phase": "Succeeded", "podIP": written[-1]}}
-        await fleet._tend_pod(key)
+        job["spec"]["nodeName"] = NODES[0].name
+        kubelets._pods[key] = job
+        await kubelets._tend_pod(key)
+        kubelets._pods[key] = job | {"status": job["status"] | {"phase": "Succeeded", "podIP": written[-1]}}
+        await kubelets._tend_pod(key)
     assert len(written) == 300
-    assert max(ip_address(one) for one in written) <= ip_address(FLEET[0].pod_address(252))
+    assert max(ip_address(one) for one in written) <= ip_address(NODES[0].pod_address(252))
 
 
 async def test_a_key_is_never_with_two_workers_and_none_is_lost():

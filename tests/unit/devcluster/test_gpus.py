@@ -105,8 +105,8 @@ def test_an_attribute_of_a_profile_is_written_with_a_dot_where_a_plus_may_not_be
 
 
 def test_every_device_of_a_fleet_has_an_identity_of_its_own_that_stays():
-    fleet = [device.uuid for number in range(20) for device in devices.devices_of(NODE, f"node-{number}")]
-    assert len(set(fleet)) == len(fleet) == 20 * 10
+    uuids = [device.uuid for number in range(20) for device in devices.devices_of(NODE, f"node-{number}")]
+    assert len(set(uuids)) == len(uuids) == 20 * 10
     assert devices.devices_of(NODE, "n") == devices.devices_of(NODE, "n")
 
 

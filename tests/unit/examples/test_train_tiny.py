@@ -86,7 +86,7 @@ def test_a_training_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path, 
     assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
 
 
-def test_who_trains_holds_the_lock_and_who_waited_for_it_does_not_train_again(tmp_path, monkeypatch):
+def test_the_trainer_holds_the_lock_and_a_process_that_waited_for_it_does_not_train_again(tmp_path, monkeypatch):
     import tiny.train
 
     trained = []

@@ -101,7 +101,7 @@ async def test_an_endpoint_that_refuses_the_first_request_is_not_asked_again(mod
 
 
 @pytest.mark.parametrize("status", [0, 408, 429, 500, 503])
-async def test_an_endpoint_that_may_come_yet_is_waited_for_and_its_last_error_told(status, monkeypatch, capsys):
+async def test_an_endpoint_that_may_come_yet_is_waited_for_and_its_last_error_shown(status, monkeypatch, capsys):
     errors = iter(["first", "second", ""])
 
     async def ask(*_):

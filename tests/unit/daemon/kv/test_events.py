@@ -16,7 +16,7 @@ from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.engine.events import KvEvents, _encoded, kv_events
 from pagoda_daemon.kv.chain import Chain
 from pagoda_daemon.kv.ledger import BlockLedger, Removed, Stored
-from pagoda_daemon.simulated.fleet.text import VOCAB
+from pagoda_daemon.simulated.replicas.text import VOCAB
 from support.clients.kv_decoder import chain_to, decoded, picture, replay, requester
 from support.servers.local_front import NAME, local_config, local_front
 from support.servers.loopback import own_net
@@ -40,7 +40,7 @@ def published(monkeypatch):
             made.append(events)
             yield events
 
-    monkeypatch.setattr("pagoda_daemon.simulated.fleet.engine.kv_events", noted)
+    monkeypatch.setattr("pagoda_daemon.simulated.replicas.engine.kv_events", noted)
     return made
 
 

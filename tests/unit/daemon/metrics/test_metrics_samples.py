@@ -20,7 +20,7 @@ from pagoda_daemon.engine import client
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.health.deep_check import DeepChecks
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
-from pagoda_daemon.simulated.fleet import engine as simulated
+from pagoda_daemon.simulated.replicas import engine as simulated
 from prometheus_client.parser import text_string_to_metric_families
 from support.servers.local_front import NAME, local_config, local_front
 

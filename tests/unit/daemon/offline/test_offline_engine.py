@@ -16,7 +16,7 @@ from pagoda_daemon.core.errors import BadRequest, EngineDied, TooMany
 from pagoda_daemon.metrics.records import Record, Ring
 from pagoda_daemon.offline import Engine, Sampling
 from pagoda_daemon.offline.engine import _conversations, _prompts
-from pagoda_daemon.simulated.fleet.text import tiny_model_dir
+from pagoda_daemon.simulated.replicas.text import tiny_model_dir
 from pagoda_daemon.text.tokens import ModelText
 from support.servers.local_replica import CountedEngine, local_config, local_replica
 

@@ -50,8 +50,7 @@ async def test_a_fault_of_one_request_ends_that_one_and_no_other(tmp_path, case)
         pid = replica.engine_pid()
         ended = await one_of_many(replica)
         (failed,) = [client for client in ended if client.error]
-        # A client whose answer has begun gets the error within it.
-        # On a slow machine the fault may strike one that waits for a whole answer.
+        # A client whose answer has begun gets the error within it; on a slow machine the fault may strike one that waits for all of it.
         status = 200 if failed.events else case.status
         assert (failed.status, failed.error) == (status, case.code)
         assert failed.retry == {503: "true", 500: "false"}.get(status)

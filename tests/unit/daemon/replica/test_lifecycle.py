@@ -22,8 +22,8 @@ from pagoda_daemon.api.front.front import Backing, Front, Ports
 from pagoda_daemon.core.messages import Submit, ToEngine
 from pagoda_daemon.health.replica import Replica as Health
 from pagoda_daemon.process.settings import Settings
-from pagoda_daemon.simulated.fleet.engine import LocalEngine
-from pagoda_daemon.simulated.fleet.text import VOCAB
+from pagoda_daemon.simulated.replicas.engine import LocalEngine
+from pagoda_daemon.simulated.replicas.text import VOCAB
 from pagoda_daemon.text.tokens import ModelText
 from support.clients.outcomes import MixedClients
 from support.engine.tiny_model import tiny_model

@@ -233,7 +233,7 @@ async def test_demand_is_sent_to_the_operator_and_to_no_other_caller(tmp_path):
         await server.close()
 
 
-def test_quotas_are_told_at_first_and_every_ten_seconds_if_they_changed():
+def test_quotas_are_sent_at_first_and_every_ten_seconds_if_they_changed():
     counts = [WindowCount("q", 60_000, 0, 1, 20)]
     reports = QuotaReports(lambda: list(counts))
     (row,) = reports.due(1_000).windows

@@ -43,7 +43,7 @@ def test_the_first_limit_without_room_refuses_and_nothing_is_taken():
     assert used(ledger) == (1, 1, 900, 900)
 
 
-def test_what_was_admitted_is_told_by_window_until_that_is_over():
+def test_what_was_admitted_is_reported_by_window_until_that_is_over():
     ledger = Ledger(HOUR)
     assert ledger.windows(START) == []
     ledger.reserve(ask("a", 100), "g", START)

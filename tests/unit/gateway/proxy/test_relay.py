@@ -79,7 +79,7 @@ async def test_a_stream_whose_tokens_are_known_can_go_on_elsewhere(monkeypatch, 
     assert life.fixed is (error is UpstreamDied)
 
 
-async def test_a_client_that_has_left_is_told_of_no_error(monkeypatch):
+async def test_a_client_that_has_left_gets_no_error(monkeypatch):
     one = of(monkeypatch, Gone)
     begun = Gone()
     assert await one.end(begun, UpstreamDied("the replica died")) is begun

@@ -22,12 +22,12 @@ def endpoint(name: str, running: int = 0, resident: int = 0) -> Endpoint:
     return Endpoint(name, "ns/s", f"{name}:8000", frame=frame, connected=True, resident=set(CHAIN[:resident]))
 
 
-FLEETS = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 40), min_size=1).map(
+ENDPOINTS = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 40), min_size=1).map(
     lambda loads: [endpoint(name, running) for name, running in loads.items()]
 )
 
 
-@given(FLEETS, st.text(max_size=80))
+@given(ENDPOINTS, st.text(max_size=80))
 def test_a_session_has_one_owner_whatever_the_order_and_only_its_end_moves_it(endpoints, session):
     name = owner(endpoints, session)
     assert owner(reversed(endpoints), session) == name
@@ -43,7 +43,7 @@ def test_sessions_are_spread_evenly_and_alike_ones_are_not_neighbours():
     assert len({owner(map(endpoint, NAMES), f"session-{number}") for number in range(1, 30)}) > 4
 
 
-@given(FLEETS)
+@given(ENDPOINTS)
 def test_the_bound_never_leaves_nothing_and_never_lets_one_far_above_the_mean_take_more(endpoints):
     bounded = within_bound(endpoints)
     mean = (sum(map(load, endpoints)) + 1) / len(endpoints)
@@ -67,9 +67,9 @@ def chosen(endpoints, *scorers, **fields):
 
 
 def test_a_session_goes_to_its_owner_until_that_is_over_the_bound_and_comes_back():
-    fleet = [endpoint(name) for name in NAMES]
-    mine = owner(fleet, "s")
-    assert chosen(fleet, session="s") == (mine, REASON_SESSION)
+    endpoints = [endpoint(name) for name in NAMES]
+    mine = owner(endpoints, "s")
+    assert chosen(endpoints, session="s") == (mine, REASON_SESSION)
     busy = [endpoint(name, running=12 if name == mine else 8) for name in NAMES]
     assert chosen(busy, session="s")[0] != mine
     assert chosen(busy, session="s") == chosen(list(reversed(busy)), session="s")
@@ -78,22 +78,22 @@ def test_a_session_goes_to_its_owner_until_that_is_over_the_bound_and_comes_back
 
 
 def test_a_cached_beginning_counts_as_much_as_four_requests_and_not_for_sessions():
-    fleet = [endpoint("a", running=3, resident=8), endpoint("b")]
-    assert chosen(fleet, prefix_hashes=CHAIN) == ("a", REASON_PREFIX)
+    endpoints = [endpoint("a", running=3, resident=8), endpoint("b")]
+    assert chosen(endpoints, prefix_hashes=CHAIN) == ("a", REASON_PREFIX)
     assert chosen([endpoint("a", running=2, resident=4), endpoint("b", running=1)], prefix_hashes=CHAIN) == ("a", REASON_PREFIX)
     assert chosen([endpoint("a", running=3, resident=4), endpoint("b")], prefix_hashes=CHAIN) == ("b", REASON_LEAST_LOADED)
-    sessions = {chosen(fleet, prefix_hashes=CHAIN, session=session)[0] for session in SESSIONS[:20]}
+    sessions = {chosen(endpoints, prefix_hashes=CHAIN, session=session)[0] for session in SESSIONS[:20]}
     assert sessions == {"a", "b"}
 
 
 def test_a_service_may_ask_for_the_least_loaded_one_alone():
-    fleet = [endpoint("a", running=1, resident=8), endpoint("b")]
+    endpoints = [endpoint("a", running=1, resident=8), endpoint("b")]
     for session in SESSIONS[:20]:
-        assert chosen(fleet, LEAST_LOAD, prefix_hashes=CHAIN, session=session) == ("b", REASON_LEAST_LOADED)
+        assert chosen(endpoints, LEAST_LOAD, prefix_hashes=CHAIN, session=session) == ("b", REASON_LEAST_LOADED)
 
 
 def test_a_suspect_owner_is_no_owner_while_a_trusted_one_is_there():
-    fleet = [endpoint("a"), endpoint("b")]
-    mine = next(one for one in fleet if one.name == owner(fleet, "s"))
+    endpoints = [endpoint("a"), endpoint("b")]
+    mine = next(one for one in endpoints if one.name == owner(endpoints, "s"))
     mine.connected = False
-    assert chosen(fleet, session="s")[0] != mine.name
+    assert chosen(endpoints, session="s")[0] != mine.name

@@ -22,13 +22,13 @@ def endpoint(name, picks=0.0, token_us=0.0):
 
 @given(st.lists(st.integers(0, 7), max_size=400))
 def test_counts_stay_bounded_and_halving_changes_no_ratio(picks):
-    fleet = [endpoint(str(number)) for number in range(8)]
+    endpoints = [endpoint(str(number)) for number in range(8)]
     for number in picks:
-        before = [one.picks for one in fleet]
-        share.count(fleet[number], fleet)
+        before = [one.picks for one in endpoints]
+        share.count(endpoints[number], endpoints)
         before[number] += 1
-        assert [one.picks for one in fleet] in (before, [has / 2 for has in before])
-        assert max(one.picks for one in fleet) <= 64
+        assert [one.picks for one in endpoints] in (before, [has / 2 for has in before])
+        assert max(one.picks for one in endpoints) <= 64
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_counts_stay_bounded_and_halving_changes_no_ratio(picks):
     ],
 )
 def test_crowded_is_what_had_more_than_its_share(picks, names):
-    fleet = [endpoint(name, has) for name, has in zip("abc", picks, strict=False)]
-    assert share.crowded(fleet) == frozenset(names)
+    endpoints = [endpoint(name, has) for name, has in zip("abc", picks, strict=False)]
+    assert share.crowded(endpoints) == frozenset(names)
 
 
 def test_a_slow_replicas_share_is_smaller():
@@ -56,17 +56,17 @@ def test_a_slow_replicas_share_is_smaller():
 
 
 def test_a_crowded_endpoint_is_taken_neither_for_a_session_nor_for_a_prefix_and_again_later():
-    fleet = [endpoint("a", 10), endpoint("b", 10)]
-    fleet[0].resident.update(CHAIN)
-    mine = pick(fleet, RoutingRequest("m", session="s"), {}, 0)
-    first = pick(fleet, RoutingRequest("m", prefix_hashes=CHAIN), {}, 0)
+    endpoints = [endpoint("a", 10), endpoint("b", 10)]
+    endpoints[0].resident.update(CHAIN)
+    mine = pick(endpoints, RoutingRequest("m", session="s"), {}, 0)
+    first = pick(endpoints, RoutingRequest("m", prefix_hashes=CHAIN), {}, 0)
     assert (mine.reason, first.reason, first.endpoint.name) == (REASON_SESSION, REASON_PREFIX, "a")
     mine.endpoint.picks = 20
-    assert pick(fleet, RoutingRequest("m", session="s"), {}, 0).endpoint is not mine.endpoint
-    fleet[0].picks, fleet[1].picks = 20, 10
-    assert pick(fleet, RoutingRequest("m", prefix_hashes=CHAIN), {}, 0) == (fleet[1], REASON_LEAST_LOADED)
-    fleet[1].picks = 18
-    assert pick(fleet, RoutingRequest("m", prefix_hashes=CHAIN), {}, 0).endpoint.name == "a"
+    assert pick(endpoints, RoutingRequest("m", session="s"), {}, 0).endpoint is not mine.endpoint
+    endpoints[0].picks, endpoints[1].picks = 20, 10
+    assert pick(endpoints, RoutingRequest("m", prefix_hashes=CHAIN), {}, 0) == (endpoints[1], REASON_LEAST_LOADED)
+    endpoints[1].picks = 18
+    assert pick(endpoints, RoutingRequest("m", prefix_hashes=CHAIN), {}, 0).endpoint.name == "a"
 
 
 def cache_of(count):

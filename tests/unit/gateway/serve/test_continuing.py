@@ -59,7 +59,7 @@ VARIES = re.compile(
 
 
 @dataclass
-class Fleet:
+class Service:
     """Replicas with the same model, on file for a gateway. A replica that is killed has a successor at once."""
 
     replicas: list[Replica]
@@ -96,17 +96,17 @@ class Fleet:
 
 
 @contextmanager
-def fleet_of(folder: Path, config, count: int) -> Iterator[tuple[Fleet, GatewayProcess]]:
+def service_of(folder: Path, config, count: int) -> Iterator[tuple[Service, GatewayProcess]]:
     issuer = Issuer(folder)
     (folder / "token").write_text(issuer.token(ROLE_GATEWAY))
     (Path(config.model.path) / "chat_template.jinja").write_text(TEMPLATE)
     with ExitStack() as stack:
-        fleet = Fleet([], config.model_copy(update={"auth": issuer.config()}), folder / "fleet.json", stack)
+        service = Service([], config.model_copy(update={"auth": issuer.config()}), folder / "fleet.json", stack)
         for _ in range(count):
-            fleet.add()
-        fleet.wait()
-        with start_gateway("--fleet", str(fleet.file), "--token", str(folder / "token"), "--hold-timeout", "60s") as gateway:
-            yield fleet, gateway
+            service.add()
+        service.wait()
+        with start_gateway("--fleet", str(service.file), "--token", str(folder / "token"), "--hold-timeout", "60s") as gateway:
+            yield service, gateway
 
 
 async def read(client, gateway, path, fields, events=None, **headers):
@@ -153,22 +153,22 @@ async def continued(gateway):
 @pytest.fixture
 def simulated(tmp_path):
     config = replica_config(tmp_path, step_ms=40.0, engine={"max_model_len": 2048})
-    with fleet_of(tmp_path, config, 1) as running:
+    with service_of(tmp_path, config, 1) as running:
         yield running
 
 
 async def test_streams_of_all_kinds_survive_a_kill(simulated):
     """All of them are on the one replica that is killed, and go on at the other, without a character more or less."""
-    fleet, gateway = simulated
+    service, gateway = simulated
     undisturbed = await all_of(gateway, CASES)
-    fleet.add()
-    fleet.replicas[1].wait_listening()
-    fleet.replicas[1].wait_ready()
-    victim = fleet.replicas[0]
+    service.add()
+    service.replicas[1].wait_listening()
+    service.replicas[1].wait_ready()
+    victim = service.replicas[0]
 
     def kill():
-        fleet.publish()
-        fleet.kill(victim)
+        service.publish()
+        service.kill(victim)
 
     judge(await all_of(gateway, CASES, kill), undisturbed)
     assert await continued(gateway) > len(CASES) // 2
@@ -176,19 +176,19 @@ async def test_streams_of_all_kinds_survive_a_kill(simulated):
 
 async def test_streams_on_a_frozen_replica_go_on_elsewhere_and_are_not_wanted_back(simulated):
     """Streams, and an answer without a stream. One that must not go on waits for its replica, which wakes up at the end."""
-    fleet, gateway = simulated
+    service, gateway = simulated
     undisturbed = await all_of(gateway, CASES)
-    fleet.add()
-    fleet.replicas[1].wait_listening()
-    fleet.replicas[1].wait_ready()
-    victim = fleet.replicas[0]
+    service.add()
+    service.replicas[1].wait_listening()
+    service.replicas[1].wait_ready()
+    victim = service.replicas[0]
     path, fields = CASES["greedy"]
     async with aiohttp.ClientSession() as client:
         never = asyncio.ensure_future(read(client, gateway, path, fields, **{HEADER_CONTINUE: "never"}))
         whole = asyncio.ensure_future(read(client, gateway, path, fields | {"stream": False, "stream_options": None}))
 
         def freeze():
-            fleet.publish()
+            service.publish()
             for pid in (victim.process.pid, victim.engine_pid()):
                 os.kill(pid, signal.SIGSTOP)
 
@@ -206,16 +206,16 @@ async def test_a_real_model_in_bf16_says_the_same(tmp_path):
     config = real_config(tmp_path)
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"dtype": "bfloat16"})})
     cases = {name: (path, fields | {"max_tokens": 450}) for name, (path, fields) in CASES.items() if name in ("greedy", "seeded")}
-    with fleet_of(tmp_path, config, 1) as (fleet, gateway):
+    with service_of(tmp_path, config, 1) as (service, gateway):
         undisturbed = await all_of(gateway, cases)
-        fleet.add()
-        fleet.replicas[1].wait_listening()
-        fleet.replicas[1].wait_ready()
-        victim = fleet.replicas[0]
+        service.add()
+        service.replicas[1].wait_listening()
+        service.replicas[1].wait_ready()
+        victim = service.replicas[0]
 
         def kill():
-            fleet.publish()
-            fleet.kill(victim)
+            service.publish()
+            service.kill(victim)
 
         judge(await all_of(gateway, cases, kill), undisturbed)
         assert await continued(gateway) > len(cases) // 2

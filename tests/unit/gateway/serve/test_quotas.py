@@ -215,7 +215,7 @@ async def test_clients_of_both_apis_raise_their_own_error_of_a_quota(route):
     assert refused.value.response.headers["anthropic-ratelimit-tokens-limit"] == str(LIMIT)
 
 
-async def test_without_a_quota_no_limit_is_told_but_usage_is_counted(route):
+async def test_without_a_quota_no_limit_is_sent_but_usage_is_counted(route):
     answer = await route.ask("free", max_tokens=4)
     assert answer.status == 200
     assert not [name for name in answer.headers if "ratelimit" in name.lower()]

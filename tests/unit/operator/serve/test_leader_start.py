@@ -17,12 +17,12 @@ async def test_a_leader_prepares_once_before_any_worker_begins():
 
         return done
 
-    lease, reflectors, fleet = (
+    lease, reflectors, inventory = (
         SimpleNamespace(acquired=acquired),
         SimpleNamespace(list_all=step("lists")),
         SimpleNamespace(load=step("pools")),
     )
-    preparing = asyncio.create_task(_prepare(lease, reflectors, fleet, ready))
+    preparing = asyncio.create_task(_prepare(lease, reflectors, inventory, ready))
     workers = [asyncio.create_task(_when_ready(ready, step("work"))) for _ in range(3)]
     await asyncio.sleep(0)
     assert steps == []

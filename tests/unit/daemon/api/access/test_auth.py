@@ -56,7 +56,7 @@ def guard(issuer, clock):
     return Guard(issuer.config(), clock)
 
 
-def test_who_may_not_read_metrics_is_told_what_does(tmp_path):
+def test_a_refused_reader_of_metrics_sees_what_may(tmp_path):
     given = AuthConfig(keysFile=str(key_file(tmp_path, f"{hashlib.sha256(b'sk').hexdigest()} {keys.OF_FLAG}0")))
     with pytest.raises(Forbidden, match=r"^the key of --api-key may not use this; its role is client\. Use a key that has role=metrics"):
         Guard(given).allow(ROUTES["/metrics"], "Bearer sk")

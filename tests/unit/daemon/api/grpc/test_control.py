@@ -310,7 +310,7 @@ async def test_every_method_stands_in_the_table(front):
     assert {method.method for method in front.front.methods} == METHODS.keys()
 
 
-async def test_a_caller_who_never_sends_his_message_is_sent_away(front, channel, metadata, monkeypatch):
+async def test_a_caller_that_never_sends_its_message_is_sent_away(front, channel, metadata, monkeypatch):
     monkeypatch.setattr(grpc_server, "_FIRST_MESSAGE_S", 0.05)
     ask = channel.stream_unary(GRPC_SET_STATE, request_serializer=lambda data: data, response_deserializer=lambda data: data)
     silent = ask(metadata=metadata[ROLE_OPERATOR], timeout=120)

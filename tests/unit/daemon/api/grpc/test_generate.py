@@ -15,8 +15,8 @@ from pagoda_daemon.core.messages import Abort, Ready
 from pagoda_daemon.core.sampling import NUMBERS, OFF
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.simulated.device.worker import expected_tokens
-from pagoda_daemon.simulated.fleet.engine import LocalEngine
-from pagoda_daemon.simulated.fleet.text import VOCAB
+from pagoda_daemon.simulated.replicas.engine import LocalEngine
+from pagoda_daemon.simulated.replicas.text import VOCAB
 from support.engine.sampling_rows import not_off
 from support.kube.issuer import Issuer
 from support.servers.local_front import NAME, local_config, local_front
@@ -104,7 +104,7 @@ async def test_a_stop_id_ends_it_and_is_its_last_token(channel):
     assert found[-1].finished == pb.Finished(reason=pb.FINISH_REASON_STOP, completion_tokens=place + 1)
 
 
-async def test_a_caller_who_leaves_frees_his_request(front, channel):
+async def test_a_caller_that_leaves_frees_its_request(front, channel):
     """Within how many steps, `daemon/replica/test_disconnects.py` counts with a device in lock-step."""
     replica = front.front.replica
     for _ in range(20):

@@ -52,7 +52,7 @@ class Connection:
     cycle: Cycle | None = None  # the one that came last: sent ahead, it waits behind the answer under way
 
 
-def test_who_had_no_byte_gets_a_whole_answer_that_may_be_retried():
+def test_a_client_that_had_no_byte_gets_a_whole_answer_that_may_be_retried():
     said = final_bytes(Cycle(), ERROR)
     assert said is not None
     head, _, body = said.partition(b"\r\n\r\n")

@@ -52,7 +52,7 @@ def said(answer: bytes) -> Any:
 
 @LOOPS
 @pytest.mark.parametrize(("stream", "steps"), [(False, 0), (False, 6), (True, 0)], ids=["whole", "whole, among tokens", "stream"])
-def test_who_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: bool, steps: int) -> None:
+def test_a_client_that_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: bool, steps: int) -> None:
     async def test() -> None:
         async with one() as replica:
             as_ever = await replica.send(asked(stream=stream))
@@ -74,7 +74,7 @@ def test_who_reads_on_gets_the_whole_answer_and_then_the_end(loop: Any, stream: 
 
 
 @LOOPS
-def test_who_shuts_down_in_the_midst_of_a_stream_counts_as_gone(loop: Any) -> None:
+def test_a_client_that_shuts_down_in_the_midst_of_a_stream_counts_as_gone(loop: Any) -> None:
     async def test() -> None:
         async with one() as replica:
             reader, writer = await replica.connect()
@@ -104,7 +104,7 @@ def test_requests_sent_ahead_are_all_answered(loop: Any) -> None:
 
 
 @LOOPS
-def test_who_is_gone_is_not_computed_for_whether_it_streams_or_not(loop: Any) -> None:
+def test_a_client_that_is_gone_is_not_computed_for_whether_it_streams_or_not(loop: Any) -> None:
     async def test() -> None:
         async with one() as replica:
             for stream in (False, True):
@@ -124,7 +124,7 @@ def test_who_is_gone_is_not_computed_for_whether_it_streams_or_not(loop: Any) ->
 
 @LOOPS
 @pytest.mark.parametrize("part", [b"", b"POST /v1/comp", asked()[:-9]], ids=["nothing", "half a head", "half a body"])
-def test_who_has_not_asked_to_the_end_is_let_go(loop: Any, part: bytes) -> None:
+def test_a_client_that_has_not_asked_to_the_end_is_let_go(loop: Any, part: bytes) -> None:
     async def test() -> None:
         async with one() as replica:
             reader, writer = await replica.connect()

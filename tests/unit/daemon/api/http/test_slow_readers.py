@@ -76,13 +76,13 @@ async def judge(readers: int, bounds: Bounds, most_behind: int) -> int:
 
 
 @pytest.mark.deep
-async def test_who_takes_no_byte_while_tokens_pile_up_is_cut() -> None:
+async def test_a_client_that_takes_no_byte_while_tokens_pile_up_is_cut() -> None:
     bounds = Bounds(send_buffer=SMALL, stalled_s=NEVER, look_s=0.001, backlog=64)
     assert await judge(8, bounds, most_behind=TOKENS) >= 64
 
 
 @pytest.mark.deep
-async def test_who_takes_no_byte_for_long_is_cut_however_little_piles_up() -> None:
+async def test_a_client_that_takes_no_byte_for_long_is_cut_however_little_piles_up() -> None:
     await judge(8, Bounds(send_buffer=SMALL, stalled_s=0.02, look_s=0.01, backlog=TOKENS), most_behind=TOKENS)
 
 
@@ -148,14 +148,14 @@ async def read_whole(channel: grpc.aio.Channel, prompt: list[int]) -> None:
 
 
 @pytest.mark.deep
-async def test_a_caller_of_generate_who_reads_nothing_stops_by_count_and_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_of_generate_that_reads_nothing_stops_by_count_and_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_MAX_BEHIND", 100)
     monkeypatch.setattr(grpc_server, "_STALLED_S", 600.0)
     assert await judge_grpc(8, most_behind=101, stalled_s=600.0) > 50
 
 
 @pytest.mark.deep
-async def test_a_caller_of_generate_who_reads_nothing_for_long_is_cut_however_little_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_of_generate_that_reads_nothing_for_long_is_cut_however_little_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "_STALLED_S", 0.5)
     async with (
         local_replica(engine=ENGINE, turns=4) as replica,

@@ -87,7 +87,7 @@ def test_a_body_of_token_ids_is_not_parsed_twice(monkeypatch: pytest.MonkeyPatch
         ({"reasoning_effort": "huge"}, "reasoning_effort: Invalid enum value 'huge'; accepted are "),
     ],
 )
-def test_where_one_of_a_few_values_is_wanted_they_are_told(fields: dict[str, Any], says: str) -> None:
+def test_where_one_of_a_few_values_is_wanted_they_are_listed(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse(json.dumps(CHAT | fields).encode(), ChatRequest, [])
     assert str(caught.value).startswith(says)

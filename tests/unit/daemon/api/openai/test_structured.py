@@ -59,7 +59,7 @@ def test_every_way_to_ask_becomes_one_grammar(changes, kind, text):
 
 
 @pytest.mark.parametrize("changes", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"guided_json": None}])
-def test_who_asks_for_nothing_gets_any_text(changes):
+def test_a_request_for_nothing_special_gets_any_text(changes):
     assert grammar(**changes) is None
 
 

@@ -12,7 +12,7 @@ from pagoda_contracts.names import GRPC_GENERATE
 from pagoda_contracts.pb import inference_pb2 as pb
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
-from pagoda_daemon.simulated.fleet.text import VOCAB
+from pagoda_daemon.simulated.replicas.text import VOCAB
 from support.engine.adapter_files import write_adapter
 from support.servers.local_front import NAME, local_config, local_front
 

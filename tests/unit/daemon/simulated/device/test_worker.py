@@ -13,7 +13,7 @@ from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.engine.build import build_worker
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens, simulated_limits
-from pagoda_daemon.simulated.fleet import engine as simulated_engine
+from pagoda_daemon.simulated.replicas import engine as simulated_engine
 from support.engine.drive import Drive
 
 LIMITS = WorkerLimits(32, 4, 997, 64)

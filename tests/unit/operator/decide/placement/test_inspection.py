@@ -5,8 +5,8 @@ import json
 import pytest
 from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, PROFILES
-from support.harness.fleets import CPU, fleet, gpu, mig
 from support.harness.harness import Harness
+from support.harness.inventories import CPU, gpu, inventory, mig
 from support.harness.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement
 
 REPORT = json.dumps({"config": LLAMA_CONFIG, "weightBytes": 2471645608, "digest": ""})
@@ -16,7 +16,7 @@ def harness(*accelerators, image="fetch:1", **spec):
     made = Harness(accelerators=list(accelerators or [mig(least="1Gi")]), engine=ENGINE, **spec)
     images = {"daemon": "daemon:1"} | ({"fetch": image} if image else {})
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
-    made.fleet = fleet(MIXED)
+    made.inventory = inventory(MIXED)
     made.settle()
     return made
 

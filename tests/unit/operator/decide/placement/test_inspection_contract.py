@@ -12,8 +12,8 @@ from pagoda_operator.api.state import CONFIG_MAPS, PODS, PROFILES
 from pagoda_operator.inventory.fit import from_report
 from pagoda_sizing.families import parse_model
 from support.clients.fetching import model_files
-from support.harness.fleets import fleet, gpu, mig
 from support.harness.harness import Harness
+from support.harness.inventories import gpu, inventory, mig
 from support.harness.placing import ENGINE, LLAMA_CONFIG, MIXED, placement
 from support.servers.fetch_hub import COMMIT, running_hub
 
@@ -34,7 +34,7 @@ def harness(hub, *accelerators, **spec):
     sidecar = {"name": "fetch", "env": [{"name": "HF_ENDPOINT", "value": hub.url}]}
     template = {"spec": {"initContainers": [sidecar]}}
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(podTemplate=template))
-    made.fleet = fleet(MIXED)
+    made.inventory = inventory(MIXED)
     made.settle()
     return made
 

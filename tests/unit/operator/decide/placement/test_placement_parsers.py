@@ -9,7 +9,7 @@ from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import devices, parse_claim, parse_slice, selects
 from pagoda_operator.inventory.values import of_product, of_resource, parse_profile
 from pagoda_operator.watch.caches import Caches, InventoryView
-from support.harness.fleets import A100_40, H100, claim, cut, node, pod, resource_slice, whole
+from support.harness.inventories import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 
 @pytest.mark.parametrize("text", ["1g.5gb", "3g.71gb", "7g.141gb", "1g.23gb", "12g.999gb"])

@@ -1,4 +1,4 @@
-"""Random fleets: what is chosen fits by sizing's own word, one slice is never several, order is kept, and nothing depends on chance."""
+"""Inventories by chance: what is chosen fits by sizing, one slice is never several, order is kept, and nothing depends on chance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagoda_operator.inventory.values import matches
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
-from support.harness.fleets import (
+from support.harness.inventories import (
     A100_40,
     A100_80,
     B200,
@@ -23,8 +23,8 @@ from support.harness.fleets import (
     LLAMA70,
     TINY,
     cut,
-    fleet,
     gpu,
+    inventory,
     mig,
     node,
     pod,
@@ -156,7 +156,7 @@ def can_ever_run(asked, bodies, entry):
 @given(cases())
 def test_what_is_chosen_fits_and_comes_first(case):
     bodies, pods, wanted = case
-    asked = question(fleet(*bodies, pods=tuple(pods)), wanted)
+    asked = question(inventory(*bodies, pods=tuple(pods)), wanted)
     placed = place(asked)
     position = int(placed.status.chosen.partition("[")[2].rstrip("]")) if placed.status.chosen else len(wanted.accelerators)
     for entry in wanted.accelerators[:position]:
@@ -175,7 +175,7 @@ def test_what_is_chosen_fits_and_comes_first(case):
 @given(cases())
 def test_the_smallest_slice_that_is_free_is_taken(case):
     bodies, pods, wanted = case
-    asked = question(fleet(*bodies, pods=tuple(pods)), wanted)
+    asked = question(inventory(*bodies, pods=tuple(pods)), wanted)
     placed = place(asked)
     if placed.entry is None or placed.entry.mig is None or placed.entry.mig.profile or placed.status.waiting:
         return
@@ -195,17 +195,17 @@ def test_the_smallest_slice_that_is_free_is_taken(case):
 @given(cases(), st.randoms(use_true_random=False))
 def test_order_of_nodes_and_pods_decides_nothing(case, chance: random.Random):
     bodies, pods, wanted = case
-    placed = place(question(fleet(*bodies, pods=tuple(pods)), wanted))
+    placed = place(question(inventory(*bodies, pods=tuple(pods)), wanted))
     chance.shuffle(bodies)
     chance.shuffle(pods)
-    assert place(question(fleet(*bodies, pods=tuple(pods)), wanted)) == placed
+    assert place(question(inventory(*bodies, pods=tuple(pods)), wanted)) == placed
 
 
 @pytest.mark.deep
 @given(cases())
 def test_status_fits_the_schema_and_explains_each_entry_before_the_chosen_one(case):
     bodies, pods, wanted = case
-    placed = place(question(fleet(*bodies, pods=tuple(pods)), wanted))
+    placed = place(question(inventory(*bodies, pods=tuple(pods)), wanted))
     status = placed.status.model_validate(placed.status.wire())
     assert status == placed.status
     position = int(status.chosen.partition("[")[2].rstrip("]")) if status.chosen else len(wanted.accelerators)

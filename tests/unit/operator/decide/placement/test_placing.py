@@ -7,8 +7,8 @@ from pagoda_contracts.names import ANNOTATION_PLACEMENT, LABEL_GPU_PRODUCT
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PROFILES, RESOURCE_CLAIM_TEMPLATES
 from pagoda_operator.decide.placement.place import spare
 from pagoda_operator.decide.placement.question import ask
-from support.harness.fleets import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
 from support.harness.harness import Harness
+from support.harness.inventories import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, gpu, inventory, mig, node, pod, resource_slice, whole
 from support.harness.placing import ENGINE, MIXED, bind, config, harness, placement, template
 
 
@@ -46,15 +46,15 @@ def test_a_slice_under_strategy_single_is_asked_for_as_a_gpu_of_that_label():
     assert term["matchExpressions"][0]["values"] == ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"]
 
 
-def test_the_smallest_slice_is_pinned_and_a_changed_fleet_rolls_nothing():
-    made = harness(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
+def test_the_smallest_slice_is_pinned_and_a_changed_inventory_rolls_nothing():
+    made = harness(mig(least="1Gi"), there=inventory(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
     made.settle()
     bind(made)
     assert template(made)["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-2g.20gb": "1"}
     assert placement(made)["rejected"] == [{"accelerator": "mig[0]", "why": "mig-1g.10gb: all 4 devices are in use"}]
     made.api.journal.clear()
-    for there in (fleet(MIXED), fleet(), fleet(node("b", H100, whole(8)))):
-        made.fleet = there
+    for there in (inventory(MIXED), inventory(), inventory(node("b", H100, whole(8)))):
+        made.inventory = there
         made.restart()
         made.settle()
     assert made.api.journal == []
@@ -64,14 +64,14 @@ def test_the_smallest_slice_is_pinned_and_a_changed_fleet_rolls_nothing():
 def test_another_profile_is_another_revision_and_the_same_one_is_not():
     small, large = harness(mig(least="1Gi"), there=(MIXED,)), harness(mig(least="15Gi"), there=(MIXED,))
     again = harness(mig(least="1Gi"), there=(MIXED, node("b", A100_80, whole(8))))
-    taken = harness(mig(least="1Gi"), there=fleet(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
+    taken = harness(mig(least="1Gi"), there=inventory(MIXED, pods=(pod("a", mig_1g_10gb=4),)))
     found = [made.plan().current.name for made in (small, large, again, taken)]
     assert found[0] == found[2]
     assert len(set(found)) == 3
 
 
 def test_wait_for_devices_writes_nothing_and_survives_a_restart():
-    made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
+    made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=inventory(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)))
     made.settle()
     assert made.reason() == "WaitingForCapacity"
     assert (placement(made)["chosen"], placement(made)["waiting"]["since"]) == ("gpu[0]", "2026-01-01T00:00:00Z")
@@ -91,11 +91,11 @@ def test_wait_for_devices_writes_nothing_and_survives_a_restart():
 
 
 def test_service_on_a_fallback_stays_until_its_list_is_edited():
-    full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
+    full = inventory(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
     made = harness(gpu("H100", fallbackAfter="0s"), CPU, there=full)
     made.settle()
     bind(made)
-    made.fleet = fleet(node("a", H100, whole(8)))
+    made.inventory = inventory(node("a", H100, whole(8)))
     made.api.journal.clear()
     made.restart()
     made.settle()
@@ -110,10 +110,10 @@ def test_service_on_a_fallback_stays_until_its_list_is_edited():
 
 
 def test_a_wait_that_ends_takes_the_first_choice():
-    full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
+    full = inventory(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
     made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=full)
     made.settle()
-    made.fleet = fleet(node("a", H100, whole(8)))
+    made.inventory = inventory(node("a", H100, whole(8)))
     made.settle()
     assert "waiting" not in placement(made)
     bind(made)
@@ -123,7 +123,7 @@ def test_a_wait_that_ends_takes_the_first_choice():
 
 
 def test_an_edited_entry_is_waited_for_anew():
-    full = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
+    full = inventory(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
     made = harness(gpu("H100", fallbackAfter="5m"), CPU, there=full)
     made.settle()
     made.later += timedelta(minutes=4)
@@ -136,23 +136,23 @@ def test_an_edited_entry_is_waited_for_anew():
 
 
 def test_new_revision_after_a_fallback_takes_a_free_first_choice_and_does_not_wait():
-    full, empty = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)), fleet(node("a", H100, whole(8)))
+    full, empty = inventory(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)), inventory(node("a", H100, whole(8)))
     for there, chosen in ((full, "cpu[1]"), (empty, "gpu[0]")):
         made = harness(gpu("H100", fallbackAfter="0s"), CPU, there=full)
         made.settle()
         bind(made)
-        made.fleet = there
+        made.inventory = there
         made.edit(engine=ENGINE | {"maxConcurrency": 4}, accelerators=[gpu("H100", fallbackAfter="1h"), CPU])
         made.settle()
         assert (placement(made)["chosen"], "waiting" in placement(made)) == (chosen, False)
 
 
 def test_what_waits_keeps_the_devices_it_was_rendered_for():
-    full = fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
+    full = inventory(node("a", H100, whole(8)), pods=(pod("a", gpu=8),))
     made = harness(gpu(), there=full)
     made.settle()
     made.api.journal.clear()
-    made.fleet = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
+    made.inventory = inventory(node("a", H100, whole(8)), node("b", A100_80, whole(8)), pods=(pod("a", gpu=8), pod("b", "o", gpu=8)))
     made.settle()
     assert [kind for verb, kind, _ in made.api.journal if verb != "status"] == []
 
@@ -163,7 +163,7 @@ def test_a_service_that_an_older_operator_put_on_cpu_stays_there():
     bind(made)
     for body in made.api.of(CONFIG_MAPS):
         body["metadata"].get("annotations", {}).pop(ANNOTATION_PLACEMENT, None)
-    made.fleet = fleet(node("a", H100, whole(8)))
+    made.inventory = inventory(node("a", H100, whole(8)))
     before = made.names(DEPLOYMENTS)
     made.settle()
     assert (made.names(DEPLOYMENTS), placement(made)["chosen"]) == (before, "cpu[1]")
@@ -172,7 +172,7 @@ def test_a_service_that_an_older_operator_put_on_cpu_stays_there():
 def test_a_revision_on_claims_has_their_template_and_leaves_none_behind():
     sliced = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
     piece = resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
-    made = harness(dra_of("mig.nvidia.com", "device.driver == 'gpu.nvidia.com'"), there=fleet(sliced, slices=(piece,)))
+    made = harness(dra_of("mig.nvidia.com", "device.driver == 'gpu.nvidia.com'"), there=inventory(sliced, slices=(piece,)))
     made.settle()
     (claims,) = made.api.of(RESOURCE_CLAIM_TEMPLATES)
     (request,) = claims["spec"]["spec"]["devices"]["requests"]
@@ -192,7 +192,7 @@ def test_a_revision_on_claims_has_their_template_and_leaves_none_behind():
 
 def test_a_revision_on_claims_survives_the_loss_of_its_pin():
     sliced = node("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2))
-    made = harness(dra_of("mig.nvidia.com"), there=fleet(sliced, slices=(resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2)),)))
+    made = harness(dra_of("mig.nvidia.com"), there=inventory(sliced, slices=(resource_slice("a", H100, cut(1, p3g_40gb=1, p1g_10gb=2)),)))
     made.settle()
     bind(made)
     before = (made.names(DEPLOYMENTS), made.names(RESOURCE_CLAIM_TEMPLATES), template(made))
@@ -209,7 +209,7 @@ def test_surge_room_excludes_places_of_the_service_s_own_pods(others, room):
     made.settle()
     observed = made.observed()
     mine = pod("a", "mine", uid=observed.meta.uid, gpu=1)
-    made.fleet = fleet(node("a", H100, whole(2)), pods=(mine, *[pod("a", "other", gpu=1)] * others))
+    made.inventory = inventory(node("a", H100, whole(2)), pods=(mine, *[pod("a", "other", gpu=1)] * others))
     question = ask(made.observed(), observed.spec)
     resolved = made.plan().placement.resolved
     assert spare(question, resolved, observed.spec.accelerators[0]) == room
@@ -221,7 +221,7 @@ def test_rollout_surges_into_a_free_place_and_replaces_otherwise(gpus, cordoned,
     made.settle()
     bind(made)
     mine = pod("a", "mine", uid=made.observed().meta.uid, gpu=1)
-    made.fleet = fleet(node("a", H100, whole(gpus), cordoned=cordoned), pods=(mine,))
+    made.inventory = inventory(node("a", H100, whole(gpus), cordoned=cordoned), pods=(mine,))
     made.edit(engine=ENGINE | {"maxModelLen": 2048})
     made.run()
     assert made.plan().rollout.record.strategy == strategy
@@ -230,7 +230,7 @@ def test_rollout_surges_into_a_free_place_and_replaces_otherwise(gpus, cordoned,
 def test_a_published_model_needs_no_inspection():
     for uri in (LLAMA8, TINY):
         made = Harness(accelerators=[mig("3g.40gb")], engine=ENGINE, model={"uri": uri})
-        made.fleet = fleet(MIXED)
+        made.inventory = inventory(MIXED)
         placed = made.plan().placement
         assert placed is not None
         assert (placed.undecided, placed.status.chosen) == (None, "mig[0]")

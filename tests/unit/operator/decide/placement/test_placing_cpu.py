@@ -13,13 +13,13 @@ from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.watch.caches import Caches, InventoryView
 from support.harness.fake_scheduler import refuse
-from support.harness.fleets import CPU, H100, LLAMA8, fleet, gpu, node, plain_node, whole
 from support.harness.harness import Harness
+from support.harness.inventories import CPU, H100, LLAMA8, gpu, inventory, node, plain_node, whole
 from support.harness.placing import ENGINE, bind, inspected, placement, template
 
 UNHEARD_OF = "hf://nobody/has-heard-of"
 LACKS = "0/3 nodes are available: 3 Insufficient cpu."
-EMPTY = fleet(node("a", H100, whole(8)))
+EMPTY = inventory(node("a", H100, whole(8)))
 
 
 def cores(count, memory="1Gi", **more):
@@ -29,7 +29,7 @@ def cores(count, memory="1Gi", **more):
 def harness(*accelerators, model="pvc://models/tiny", there=(), **spec):
     made = Harness(accelerators=list(accelerators), **{"engine": ENGINE, **spec}, model={"uri": model})
     made.api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
-    made.fleet = fleet(*there) if isinstance(there, tuple) else there
+    made.inventory = inventory(*there) if isinstance(there, tuple) else there
     return made
 
 

@@ -1,4 +1,4 @@
-"""Random fleets under random services: nothing is written at rest, who runs stays where he is, and no fleet takes a serving pod down."""
+"""Random inventories under random services: at rest nothing is written, a running pod stays, and no change takes a serving pod down."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, SERVICES
 from support.harness.fake_scheduler import refuse
-from support.harness.fleets import A100_80, CPU, H100, TINY, cut, fleet, gpu, mig, node, pod, whole
 from support.harness.harness import Harness
+from support.harness.inventories import A100_80, CPU, H100, TINY, cut, gpu, inventory, mig, node, pod, whole
 from support.kube.fake_api import is_ready, running, waiting
 from support.suite.profiles import examples
 
 BUSY = pod("a", gpu=8)
-FLEETS = {
-    "none": fleet(),
-    "h100": fleet(node("a", H100, whole(8))),
-    "busy": fleet(node("a", H100, whole(8)), pods=(BUSY,)),
-    "cordoned": fleet(node("a", H100, whole(8), cordoned=True)),
-    "mixed": fleet(node("a", H100, whole(2), cut(2, p3g_40gb=1, p1g_10gb=2))),
-    "slices held": fleet(node("a", H100, whole(2), cut(2, p3g_40gb=1, p1g_10gb=2)), pods=(pod("a", mig_1g_10gb=4),)),
-    "both": fleet(node("a", H100, whole(8)), node("b", A100_80, cut(8, p1g_10gb=7), strategy="single"), pods=(BUSY,)),
-    "stranded": fleet(node("a", H100, cut(8))),
+INVENTORIES = {
+    "none": inventory(),
+    "h100": inventory(node("a", H100, whole(8))),
+    "busy": inventory(node("a", H100, whole(8)), pods=(BUSY,)),
+    "cordoned": inventory(node("a", H100, whole(8), cordoned=True)),
+    "mixed": inventory(node("a", H100, whole(2), cut(2, p3g_40gb=1, p1g_10gb=2))),
+    "slices held": inventory(node("a", H100, whole(2), cut(2, p3g_40gb=1, p1g_10gb=2)), pods=(pod("a", mig_1g_10gb=4),)),
+    "both": inventory(node("a", H100, whole(8)), node("b", A100_80, cut(8, p1g_10gb=7), strategy="single"), pods=(BUSY,)),
+    "stranded": inventory(node("a", H100, cut(8))),
 }
 LISTS = [
     [gpu("H100", fallbackAfter="5m"), CPU],
@@ -40,13 +40,13 @@ LISTS = [
 class Placements(RuleBasedStateMachine):
     """The operator may be restarted anywhere; its memory is in the objects."""
 
-    @initialize(entries=st.sampled_from(LISTS), there=st.sampled_from(sorted(FLEETS)))
+    @initialize(entries=st.sampled_from(LISTS), there=st.sampled_from(sorted(INVENTORIES)))
     def start(self, entries: list[Any], there: str) -> None:
         engine = {"maxModelLen": 4096, "maxConcurrency": 8}
         self.harness = Harness(accelerators=entries, model={"uri": TINY}, engine=engine)
         images = {"daemon": "d:1", "fetch": "f:1"}
         self.harness.api.edit(PROFILES, "", "default", lambda body: body["spec"].update(images=images))
-        self.harness.fleet = FLEETS[there]
+        self.harness.inventory = INVENTORIES[there]
         self.harness.api.before_write = self.judge
         self.harness.settle()
 
@@ -67,11 +67,11 @@ class Placements(RuleBasedStateMachine):
     def runs(self) -> bool:
         return any(map(is_ready, self.harness.api.of(PODS)))
 
-    @rule(there=st.sampled_from(sorted(FLEETS)))
+    @rule(there=st.sampled_from(sorted(INVENTORIES)))
     def shift(self, there: str) -> None:
         before = self.home() if self.runs() else None
         serving = sum(map(is_ready, self.harness.api.of(PODS)))
-        self.harness.fleet = FLEETS[there]
+        self.harness.inventory = INVENTORIES[there]
         self.harness.settle()
         if before is not None:
             assert (self.home(), sum(map(is_ready, self.harness.api.of(PODS)))) == (before, serving)

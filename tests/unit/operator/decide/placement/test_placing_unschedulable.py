@@ -6,11 +6,11 @@ import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from support.harness.fake_scheduler import NO_ROOM as WORDS
 from support.harness.fake_scheduler import refuse, refuse_once
-from support.harness.fleets import A100_40, A100_80, CPU, H100, H200, cut, fleet, gpu, mig, node, pod, whole
+from support.harness.inventories import A100_40, A100_80, CPU, H100, H200, cut, gpu, inventory, mig, node, pod, whole
 from support.harness.placing import bind, harness, placement
 
 EMPTY_NODES = node("a", H100, whole(8)), node("b", H200, whole(8))
-EMPTY = fleet(*EMPTY_NODES)
+EMPTY = inventory(*EMPTY_NODES)
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ def lose(made):
 @pytest.mark.parametrize("words", [WORDS, ""])
 @pytest.mark.parametrize("others", [(), (pod("a", gpu=1),)])
 def test_service_that_ran_falls_back_once_and_does_not_alternate(words, others):
-    made = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
+    made = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=inventory(*ONE))
     made.settle()
     bind(made)
     lose(made)
-    made.fleet = fleet(*ONE, pods=others)
+    made.inventory = inventory(*ONE, pods=others)
     reported = ["gpu[0]"]
     for _ in range(20):
         made.later += timedelta(seconds=20)
@@ -125,11 +125,11 @@ CLAIMED = "0/2 nodes are available: 1 cannot allocate all claims, 1 node(s) didn
 @pytest.fixture
 def draining():
     """The only replica is on its way out, on the only H100; its successor finds no node."""
-    it = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=fleet(*ONE))
+    it = harness(gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m"), there=inventory(*ONE))
     it.settle()
     bind(it)
     uid = it.observed().meta.uid
-    it.fleet = fleet(*ONE, pods=(pod("a", "mine", uid, gpu=1),))
+    it.inventory = inventory(*ONE, pods=(pod("a", "mine", uid, gpu=1),))
     (old,) = it.api.of(PODS)
     old["spec"] = {"nodeName": "a"}
     old["metadata"]["deletionTimestamp"] = "2026-01-01T00:10:00Z"
@@ -146,7 +146,7 @@ def test_replica_waiting_for_its_terminating_predecessor_moves_no_service(draini
         made.settle()
     assert (placement(made)["chosen"], "waiting" in placement(made)) == ("gpu[0]", False)
     del made.api.objects[(PODS.kind, "ns", old["metadata"]["name"])]
-    made.fleet = fleet(*ONE)
+    made.inventory = inventory(*ONE)
     bind(made)
     assert (made.reason(), placement(made)["chosen"]) == ("Available", "gpu[0]")
 
@@ -155,7 +155,7 @@ def test_replica_waiting_for_its_terminating_predecessor_moves_no_service(draini
 def test_a_predecessor_that_ends_on_a_node_that_takes_no_pods_makes_no_room(draining, hindrance):
     made, _, uid = draining
     others = node("c", H100, whole(8))
-    made.fleet = fleet(node("a", H100, whole(1), **hindrance), ONE[1], others, pods=(pod("a", "mine", uid, gpu=1),))
+    made.inventory = inventory(node("a", H100, whole(1), **hindrance), ONE[1], others, pods=(pod("a", "mine", uid, gpu=1),))
     refuse(made, words="0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity/selector.")
     made.tick()
     made.settle()
@@ -174,11 +174,11 @@ def test_given_up_entry_stays_given_up_when_its_devices_become_free(made):
     made.later += timedelta(minutes=1)
     made.settle()
     refuse(made)
-    made.fleet = fleet(node("a", H100, whole(8)), node("b", H200, whole(8)), pods=(pod("a", gpu=8),))
+    made.inventory = inventory(node("a", H100, whole(8)), node("b", H200, whole(8)), pods=(pod("a", gpu=8),))
     made.settle()
     assert WORDS in placement(made)["rejected"][0]["why"]
     made.later += timedelta(minutes=1)
-    made.fleet = EMPTY
+    made.inventory = EMPTY
     made.settle()
     assert (placement(made)["chosen"], placement(made)["waiting"]["accelerator"]) == ("gpu[1]", "gpu[1]")
 
@@ -193,7 +193,7 @@ SLICED = [node(product.product.lower(), product, *(cut(1, **{size: 1}) for size 
 
 def test_scheduler_verdicts_are_kept_if_reasons_exceed_the_status():
     entries = mig(least="200Gi"), mig(least="201Gi"), gpu("H100", fallbackAfter="1m"), gpu("H200", fallbackAfter="5m")
-    made = harness(*entries, there=fleet(*SLICED, *EMPTY_NODES))
+    made = harness(*entries, there=inventory(*SLICED, *EMPTY_NODES))
     made.settle()
     refuse(made)
     made.tick()

@@ -12,8 +12,23 @@ from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.pools import FORGET_S, STALE_S, gone, read, seen, with_published, written
 from pagoda_operator.run.node_pools import NodePools, with_gone
-from support.harness.fleets import A100_80, CPU, H100, LLAMA70, TINY, cut, dra_of, fleet, gpu, mig, node, pod, resource_slice, whole
 from support.harness.harness import Harness
+from support.harness.inventories import (
+    A100_80,
+    CPU,
+    H100,
+    LLAMA70,
+    TINY,
+    cut,
+    dra_of,
+    gpu,
+    inventory,
+    mig,
+    node,
+    pod,
+    resource_slice,
+    whole,
+)
 from support.harness.placing import ENGINE, placement
 from support.kube.fake_api import FakeApi, running
 
@@ -27,7 +42,7 @@ def h100(number=1, count=8, **more):
 
 
 def nodes(*bodies):
-    return fleet(*bodies).nodes
+    return inventory(*bodies).nodes
 
 
 def names(found):
@@ -122,7 +137,7 @@ def by_driver(number=1, *groups, product=H100, **more):
 
 def there(*pairs):
     """Those nodes and slices as placement is given them; a slice may be missing."""
-    return fleet(*(body for body, _ in pairs), slices=tuple(piece for _, piece in pairs if piece))
+    return inventory(*(body for body, _ in pairs), slices=tuple(piece for _, piece in pairs if piece))
 
 
 def worn(*pairs):
@@ -191,14 +206,14 @@ def test_devices_that_are_not_ours_to_read_are_nothing(devices):
 def asleep(*accelerators, replicas=0, model=TINY, **spec):
     """Lived on an H100 node that is gone now, as is remembered."""
     made = Harness(accelerators=list(accelerators), engine=ENGINE, model={"uri": model}, replicas=1, **spec)
-    made.fleet = fleet(h100(1))
+    made.inventory = inventory(h100(1))
     made.settle()
     for body in made.api.of(PODS):
         body["status"] = running(ready=True)
     made.settle()
     made.edit(replicas=replicas)
     made.settle()
-    made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
+    made.inventory = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     return made
 
 
@@ -212,7 +227,7 @@ def test_a_service_asleep_on_a_pool_without_nodes_wakes(entry):
     assert (made.names(DEPLOYMENTS), len(made.api.of(PODS))) == (before, 1)
     assert made.reason() == "WaitingForCapacity"
     assert f"{NAMED}1 is gone, but its node pool may scale up" in made.conditions()["Reconciling"]["message"]
-    made.fleet = fleet(h100(2), pods=(pod(f"{NAMED}2", gpu=1),))
+    made.inventory = inventory(h100(2), pods=(pod(f"{NAMED}2", gpu=1),))
     for body in made.api.of(PODS):
         body["status"] = running(ready=True)
     made.settle()
@@ -232,12 +247,12 @@ GONE = with_gone(Inventory(), gone(seen({}, worn(by_driver(1, whole(8)), by_driv
 )
 def test_a_service_waits_for_dra_devices_of_a_gone_pool_and_gets_them(entry, where):
     made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
-    made.fleet = GONE
+    made.inventory = GONE
     made.settle()
     assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForCapacity", 1)
     assert f"{NAMED}{where} is gone, but its node pool may scale up" in made.conditions()["Reconciling"]["message"]
     before = made.names(DEPLOYMENTS)
-    made.fleet = there(by_driver(7, whole(8)), by_driver(8, CUT))
+    made.inventory = there(by_driver(7, whole(8)), by_driver(8, CUT))
     for body in made.api.of(PODS):
         body["status"] = running(ready=True)
     made.settle()
@@ -254,14 +269,14 @@ def test_a_service_waits_for_dra_devices_of_a_gone_pool_and_gets_them(entry, whe
 )
 def test_what_no_driver_ever_published_is_stalled(entry):
     made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": TINY})
-    made.fleet = GONE
+    made.inventory = GONE
     made.settle()
     assert made.reason() == "NoAccelerator"
 
 
 def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
     made = Harness(accelerators=[gpu("H100", fallbackAfter="5m"), CPU], engine=ENGINE, model={"uri": TINY})
-    made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
+    made.inventory = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     made.settle()
     assert (made.reason(), placement(made)["chosen"]) == ("WaitingForCapacity", "gpu[0]")
     made.later += timedelta(minutes=5)
@@ -275,7 +290,7 @@ def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
 )
 def test_what_no_node_ever_seen_could_do_is_still_stalled(entry, model, why):
     made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": model})
-    made.fleet = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
+    made.inventory = Inventory(nodes=gone(seen({}, nodes(h100(1)), 0.0), ()))
     made.settle()
     assert made.reason() == "NoAccelerator"
     assert why in made.conditions()["Stalled"]["message"]
@@ -288,8 +303,8 @@ class Memory:
     """NodePools on a fake API server, with a fleet to set."""
 
     def __init__(self, api):
-        self.api, self.fleet, self.at = api, Inventory(), 0.0
-        self.remembered = NodePools(api, lambda: self.fleet, MINE, lambda: self.at)
+        self.api, self.inventory, self.at = api, Inventory(), 0.0
+        self.remembered = NodePools(api, lambda: self.inventory, MINE, lambda: self.at)
 
     def run(self, *steps):
         for step in steps:
@@ -305,12 +320,12 @@ def api():
 
 def test_a_restart_remembers_and_at_rest_nothing_is_written(api):
     first = Memory(api)
-    first.fleet = fleet(h100(1))
+    first.inventory = inventory(h100(1))
     first.run(first.remembered.load, first.remembered.save)
     assert len(api.journal) == 1
     for first.at in (30.0, 60.0):
         first.run(first.remembered.save)
-    first.fleet = Inventory()
+    first.inventory = Inventory()
     first.run(first.remembered.save)
     assert len(api.journal) == 1
     second = Memory(api)
@@ -322,9 +337,9 @@ def test_a_restart_remembers_and_at_rest_nothing_is_written(api):
 
 def test_dra_devices_of_a_gone_pool_outlast_the_process(api):
     first = Memory(api)
-    first.fleet = there(by_driver(1, whole(2)))
+    first.inventory = there(by_driver(1, whole(2)))
     first.run(first.remembered.load, first.remembered.save)
-    first.fleet = Inventory()
+    first.inventory = Inventory()
     first.run(first.remembered.save)
     second = Memory(api)
     second.run(second.remembered.load, second.remembered.save)
@@ -334,9 +349,9 @@ def test_dra_devices_of_a_gone_pool_outlast_the_process(api):
         assert [device.node for one in found.slices for device in one.devices] == [f"{NAMED}1"] * 2
     assert len(api.journal) == 1
     # The node joins before its driver publishes: the pool is not back yet.
-    second.fleet = there((by_driver(2)[0], None))
+    second.inventory = there((by_driver(2)[0], None))
     assert names(second.remembered().nodes) == [f"{NAMED}2", f"{NAMED}1"]
-    second.fleet = there(by_driver(2, whole(2)))
+    second.inventory = there(by_driver(2, whole(2)))
     assert names(second.remembered().nodes) == [f"{NAMED}2"]
     second.run(second.remembered.save)
     assert len(api.journal) == 2, "the example is one that is there"
@@ -344,9 +359,9 @@ def test_dra_devices_of_a_gone_pool_outlast_the_process(api):
 
 def test_the_view_is_rebuilt_only_after_a_change(api):
     memory = Memory(api)
-    memory.fleet = fleet(h100(1))
-    assert memory.remembered() is memory.fleet
-    memory.fleet = Inventory()
+    memory.inventory = inventory(h100(1))
+    assert memory.remembered() is memory.inventory
+    memory.inventory = Inventory()
     assert memory.remembered() is memory.remembered()
     assert names(memory.remembered().nodes) == [f"{NAMED}1"]
 
@@ -354,15 +369,15 @@ def test_the_view_is_rebuilt_only_after_a_change(api):
 def test_without_the_charts_configmap_pools_are_kept_in_memory():
     api = FakeApi()
     memory = Memory(api)
-    memory.fleet = fleet(h100(1))
+    memory.inventory = inventory(h100(1))
     memory.run(memory.remembered.load, memory.remembered.save)
-    memory.fleet = Inventory()
+    memory.inventory = Inventory()
     assert (api.journal, names(memory.remembered().nodes)) == ([], [f"{NAMED}1"])
 
 
 def test_a_failed_read_is_repeated(api, monkeypatch):
     first = Memory(api)
-    first.fleet = fleet(h100(1))
+    first.inventory = inventory(h100(1))
     first.run(first.remembered.load, first.remembered.save)
     second, read, rounds = Memory(api), api.get, []
 
@@ -386,7 +401,7 @@ def test_a_failed_read_is_repeated(api, monkeypatch):
 
 def test_a_failed_write_is_repeated(api):
     memory = Memory(api)
-    memory.fleet = fleet(h100(1))
+    memory.inventory = inventory(h100(1))
     memory.run(memory.remembered.load)
     api.refuse["ConfigMap"] = Unavailable("503")
     memory.run(memory.remembered.save)

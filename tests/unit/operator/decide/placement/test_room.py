@@ -1,12 +1,12 @@
-"""What can be placed, as scaling is told: counted where a fleet is what it is, unlimited where nodes come because pods wait."""
+"""What can be placed, as scaling sees it: counted where a fleet is what it is, unlimited where nodes come because pods wait."""
 
 from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.placement.place import GROWS_S, placeable
-from support.harness.fleets import A100_80, CPU, H100, TINY, fleet, gpu, node, pod, whole
 from support.harness.harness import Harness
+from support.harness.inventories import A100_80, CPU, H100, TINY, gpu, inventory, node, pod, whole
 from support.harness.placing import ENGINE
 from support.kube.fake_api import running
 
@@ -23,7 +23,7 @@ def h100(name, count, joined=LONG_AGO, **more):
 def harness(*accelerators, replicas=2):
     """Two replicas that have nodes."""
     made = Harness(accelerators=list(accelerators or [gpu("H100")]), engine=ENGINE, model={"uri": TINY}, replicas=replicas)
-    made.fleet = fleet(h100("a", 8))
+    made.inventory = inventory(h100("a", 8))
     made.settle()
     for body in made.api.of(PODS):
         body["status"] = running(ready=True)
@@ -32,7 +32,7 @@ def harness(*accelerators, replicas=2):
 
 
 def count(made, *nodes, pods=()):
-    made.fleet = fleet(*nodes, pods=tuple(pods))
+    made.inventory = inventory(*nodes, pods=tuple(pods))
     return placeable(made.observed())
 
 

@@ -22,8 +22,8 @@ from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import observe
-from support.harness.fleets import H100, cut, fleet, node, whole
 from support.harness.harness import Harness
+from support.harness.inventories import H100, cut, inventory, node, whole
 from support.harness.quota import LATE_S, SLICE, JitteryApi, LateApi, QuotaHarness
 from support.harness.stubs import Unscaled, dependencies_with
 from support.kube.fake_api import Crash
@@ -742,7 +742,7 @@ def test_native_quota_allows_slices_that_are_requested_as_gpus(gpus, limit):
     harness = QuotaHarness()
     devices = {} if gpus is None else {"gpus": gpus}
     harness.cap(7, "ns", resourceQuota=True, **devices)
-    harness.single = singles(fleet(node("a", H100, cut(1, p1g_10gb=7), strategy="single"), node("b", H100, whole(8))))
+    harness.single = singles(inventory(node("a", H100, cut(1, p1g_10gb=7), strategy="single"), node("b", H100, whole(8))))
     asyncio.run(harness.status_writer.write())
     (native,) = harness.api.of(RESOURCE_QUOTAS)
     hard = native["spec"]["hard"]
@@ -750,7 +750,7 @@ def test_native_quota_allows_slices_that_are_requested_as_gpus(gpus, limit):
     said = f"allows {limit} of GPUs and {SLICE} slices together" if limit else f"does not limit {SLICE} slices of MIG strategy single"
     assert f"; the ResourceQuota {said}" in reported(harness)["conditions"][0]["message"]
     harness.later += 61
-    harness.single = singles(fleet(node("b", H100, whole(8))))
+    harness.single = singles(inventory(node("b", H100, whole(8))))
     asyncio.run(harness.status_writer.write())
     (native,) = harness.api.of(RESOURCE_QUOTAS)
     assert native["spec"]["hard"].get("requests.nvidia.com/gpu") == (None if gpus is None else str(gpus))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagoda_operator.decide.quota import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
-from support.harness.fleets import H100, TINY, cut, fleet, mig, node
+from support.harness.inventories import H100, TINY, cut, inventory, mig, node
 from support.harness.scaled import ScaledHarness
 from support.harness.stubs import dependencies_with
 
@@ -19,14 +19,14 @@ class CappedHarness(ScaledHarness):
 
     def dependencies(self) -> Dependencies:
         quotas = Quotas(self.api, lambda: [MOST], lambda _: None, lambda: 0.0)
-        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, inventory=lambda: self.fleet, quota=quotas)
+        return dependencies_with(self.api, signals=self.gateways, scaling=self.scaler, inventory=lambda: self.inventory, quota=quotas)
 
 
 def test_quota_is_asked_for_the_devices_that_scaling_leads_to() -> None:
     engine = {"maxModelLen": 4096, "maxConcurrency": 8}
     scaling = {"mode": "Auto", "min": 3, "max": 8}
     here = CappedHarness(scaling=scaling, replicas=1, engine=engine, accelerators=[mig(least="1Gi")], model={"uri": TINY})
-    here.fleet = fleet(node("a", H100, cut(1, **SLICES)))
+    here.inventory = inventory(node("a", H100, cut(1, **SLICES)))
     here.settle()
     assert here.observed().status.placement.device.startswith("mig-2g.20gb")
     assert here.wanted() == 2

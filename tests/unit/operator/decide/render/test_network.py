@@ -11,8 +11,8 @@ from pagoda_operator.decide.render.children import Owner, inspection_policy, net
 from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
-from support.harness.fleets import CPU, TINY, fleet, gpu, mig
 from support.harness.harness import KEY, now
+from support.harness.inventories import CPU, TINY, gpu, inventory, mig
 from support.harness.placing import ENGINE, MIXED
 from support.harness.stubs import dependencies_with
 from support.judges.network_rules import Network, Peer, selected
@@ -256,7 +256,7 @@ def inspected(uri="hf://org/model"):
 
 
 def look(api, callers=OURS, times=3):
-    operator = Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: fleet(MIXED)))
+    operator = Reconciler(api, Settings(callers=callers), now, dependencies_with(api, inventory=lambda: inventory(MIXED)))
     for _ in range(times):
         asyncio.run(operator.reconcile(KEY))
 

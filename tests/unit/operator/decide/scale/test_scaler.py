@@ -13,8 +13,8 @@ from pagoda_operator.decide.scale.learned import decode
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run import scaler
 from structlog.testing import capture_logs
-from support.harness.fleets import H100, TINY, fleet, gpu, node, pod, whole
 from support.harness.harness import KEY, now
+from support.harness.inventories import H100, TINY, gpu, inventory, node, pod, whole
 from support.harness.scaled import PAGE, ScaledHarness
 from support.kube.fake_api import is_ready, running, service_body
 
@@ -322,7 +322,7 @@ def test_a_recreated_service_remembers_nothing() -> None:
 
 def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> None:
     here = ScaledHarness(scaling=AUTO, replicas=1, engine=ENGINE | {"maxModelLen": 4096}, accelerators=[gpu("H100")], model={"uri": TINY})
-    here.fleet = old_fleet(gpus=3)
+    here.inventory = old_inventory(gpus=3)
     here.restart()
     here.settle()
     here.serve()
@@ -333,13 +333,13 @@ def test_what_can_be_placed_limits_what_is_ordered_but_for_one_that_waits() -> N
         for body in here.pods()[:3]:
             if not is_ready(body):
                 body["status"] = running(ready=True)
-        here.fleet = old_fleet(gpus=3, used=min(3, len(here.pods())))
+        here.inventory = old_inventory(gpus=3, used=min(3, len(here.pods())))
     here.flow(300, serve=False)
     assert here.wanted() == 4
     assert here.reported()["reason"].endswith(", but 3 can be placed now, and one more waits for capacity.")
 
 
-def old_fleet(gpus: int, used: int = 0) -> Inventory:
+def old_inventory(gpus: int, used: int = 0) -> Inventory:
     body = node("a", H100, whole(gpus))
     body["metadata"]["creationTimestamp"] = "2025-06-01T00:00:00Z"
-    return fleet(body, pods=tuple(pod("a", f"p{n}", gpu=1) for n in range(used)))
+    return inventory(body, pods=tuple(pod("a", f"p{n}", gpu=1) for n in range(used)))

@@ -1,4 +1,4 @@
-"""One table of fleets: what a service gets in each, or why nothing."""
+"""One table of inventories: what a service gets in each, or why nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagoda_operator.decide.placement.place import alternatives, place
 from pagoda_operator.decide.placement.question import Run
 from pagoda_operator.decide.render.children import identify
 from pagoda_operator.inventory.inventory import Inventory, Terms
-from support.harness.fleets import (
+from support.harness.inventories import (
     A100_40,
     A100_80,
     B200,
@@ -23,8 +23,8 @@ from support.harness.fleets import (
     claim,
     cut,
     dra_of,
-    fleet,
     gpu,
+    inventory,
     mig,
     node,
     pod,
@@ -73,29 +73,29 @@ class Row(NamedTuple):
 ROWS = [
     Row(
         "a whole H100 by a word of its label",
-        fleet(node("a", H100, whole(8))),
+        inventory(node("a", H100, whole(8))),
         spec(gpu("H100")),
         "gpu[0]",
         "NVIDIA-H100-80GB-HBM3, 79.6 GiB",
     ),
-    Row("any GPU", fleet(node("a", A100_40, whole(1))), spec(gpu()), "gpu[0]", "NVIDIA-A100-SXM4-40GB, 40.0 GiB", "nvidia.com/gpu"),
+    Row("any GPU", inventory(node("a", A100_40, whole(1))), spec(gpu()), "gpu[0]", "NVIDIA-A100-SXM4-40GB, 40.0 GiB", "nvidia.com/gpu"),
     Row(
         "four GPUs of one node for a model that one cannot hold",
-        fleet(node("a", H100, whole(8))),
+        inventory(node("a", H100, whole(8))),
         spec(gpu("H100", 4), model=LLAMA70),
         "gpu[0]",
         "4 x NVIDIA-H100-80GB-HBM3",
     ),
     Row(
         "one GPU is too small for 70 B",
-        fleet(node("a", H100, whole(8))),
+        inventory(node("a", H100, whole(8))),
         spec(gpu("H100"), model=LLAMA70),
         None,
         why=("NVIDIA-H100-80GB-HBM3: needs 144.4 GiB for weights + 8 requests at 4,096 tokens, has 79.6 GiB",),
     ),
     Row(
         "a B200 holds what an H100 cannot",
-        fleet(node("a", H100, whole(8)), node("b", B200, whole(8))),
+        inventory(node("a", H100, whole(8)), node("b", B200, whole(8))),
         spec(gpu(), model=LLAMA70),
         "gpu[0]",
         "NVIDIA-B200, 179.1 GiB",
@@ -103,39 +103,46 @@ ROWS = [
     ),
     Row(
         "GPUs of two nodes are no four",
-        fleet(*(node(n, H100, whole(2)) for n in "ab")),
+        inventory(*(node(n, H100, whole(2)) for n in "ab")),
         spec(gpu("H100", 4)),
         None,
         why=("needs 4 devices on one node",),
     ),
     Row(
         "a degree that heads do not split into",
-        fleet(node("a", H100, whole(8))),
+        inventory(node("a", H100, whole(8))),
         spec(gpu("H100", 3)),
         None,
         why=("32 heads cannot be split so",),
     ),
     Row(
         "another product",
-        fleet(node("a", A100_80, whole(8))),
+        inventory(node("a", A100_80, whole(8))),
         spec(gpu("H100")),
         None,
         why=("no node offers a whole GPU H100; offered: NVIDIA-A100",),
     ),
-    Row("part of a word is none", fleet(node("a", A100_80, whole(8))), spec(gpu("A10")), None, why=("no node offers a whole GPU A10",)),
-    Row("no GPUs at all", fleet(), spec(gpu("H100"), CPU), "cpu[1]", why=("no node offers a whole GPU H100; offered: nothing",)),
-    Row("mixed: a slice by profile", fleet(H100_MIXED), spec(mig("3g.40gb")), "mig[0]", "mig-3g.40gb, 39.5 GiB", "nvidia.com/mig-3g.40gb"),
+    Row("part of a word is none", inventory(node("a", A100_80, whole(8))), spec(gpu("A10")), None, why=("no node offers a whole GPU A10",)),
+    Row("no GPUs at all", inventory(), spec(gpu("H100"), CPU), "cpu[1]", why=("no node offers a whole GPU H100; offered: nothing",)),
+    Row(
+        "mixed: a slice by profile",
+        inventory(H100_MIXED),
+        spec(mig("3g.40gb")),
+        "mig[0]",
+        "mig-3g.40gb, 39.5 GiB",
+        "nvidia.com/mig-3g.40gb",
+    ),
     Row(
         "mixed: a profile that is too small",
-        fleet(H100_MIXED),
+        inventory(H100_MIXED),
         spec(mig("1g.10gb")),
         None,
         why=("mig-1g.10gb: needs 19.9 GiB for weights + 8 requests at 4,096 tokens, has 9.8 GiB",),
     ),
-    Row("the smallest profile that fits", fleet(H100_MIXED), spec(mig(least="1Gi"), model=TINY), "mig[0]", "mig-1g.10gb, 9.8 GiB"),
+    Row("the smallest profile that fits", inventory(H100_MIXED), spec(mig(least="1Gi"), model=TINY), "mig[0]", "mig-1g.10gb, 9.8 GiB"),
     Row(
         "the smallest profile that fits is not the smallest there is",
-        fleet(H100_MIXED),
+        inventory(H100_MIXED),
         spec(mig(least="1Gi")),
         "mig[0]",
         "mig-3g.40gb, 39.5 GiB",
@@ -143,7 +150,7 @@ ROWS = [
     ),
     Row(
         "minMemory is kept though the model needs less",
-        fleet(H100_MIXED),
+        inventory(H100_MIXED),
         spec(mig(least="15Gi"), model=TINY),
         "mig[0]",
         "mig-2g.20gb, 19.6 GiB",
@@ -151,14 +158,14 @@ ROWS = [
     ),
     Row(
         "no slice has so much",
-        fleet(H100_MIXED),
+        inventory(H100_MIXED),
         spec(mig(least="40Gi"), model=TINY),
         None,
         why=("but minMemory is 40.0 GiB",) * 3,
     ),
     Row(
         "single: slices under the name of GPUs",
-        fleet(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
+        inventory(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
         spec(mig("1g.10gb"), model=TINY),
         "mig[0]",
         "mig-1g.10gb, 9.5 GiB",
@@ -166,30 +173,32 @@ ROWS = [
     ),
     Row(
         "single: what a slice has, as the issue's example",
-        fleet(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
+        inventory(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
         spec(mig(least="8Gi"), requests=1),
         None,
         why=("mig-1g.10gb: needs 16.4 GiB for weights + 1 request at 4,096 tokens, has 9.5 GiB",),
     ),
     Row(
         "single: slices are no whole GPUs",
-        fleet(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
+        inventory(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
         spec(gpu("A100")),
         None,
         why=("no node offers a whole GPU A100; offered: mig-1g.10gb",),
     ),
     Row(
         "H200: sizes of its own",
-        fleet(node("a", H200, cut(1, p1g_18gb=7), strategy="mixed"), node("b", H200, cut(1, p3g_71gb=2))),
+        inventory(node("a", H200, cut(1, p1g_18gb=7), strategy="mixed"), node("b", H200, cut(1, p3g_71gb=2))),
         spec(mig(least="10Gi")),
         "mig[0]",
         "mig-3g.71gb",
         why=("mig-1g.18gb: needs 19.9 GiB",),
     ),
-    Row("B200: sizes of its own", fleet(node("a", B200, cut(1, p1g_23gb=7))), spec(mig(least="10Gi")), "mig[0]", "mig-1g.23gb, 21.5 GiB"),
+    Row(
+        "B200: sizes of its own", inventory(node("a", B200, cut(1, p1g_23gb=7))), spec(mig(least="10Gi")), "mig[0]", "mig-1g.23gb, 21.5 GiB"
+    ),
     Row(
         "a profile with an attribute, asked for with a plus",
-        fleet(node("a", A100_40, cut(1, p1g_5gbme=1, p1g_5gb=6))),
+        inventory(node("a", A100_40, cut(1, p1g_5gbme=1, p1g_5gb=6))),
         spec(mig("1g.5gb+me"), model=TINY),
         "mig[0]",
         "mig-1g.5gb.me",
@@ -197,37 +206,42 @@ ROWS = [
     ),
     Row(
         "a slice without media engines is taken before one with",
-        fleet(node("a", A100_40, cut(1, p1g_5gbme=1, p1g_5gb=6))),
+        inventory(node("a", A100_40, cut(1, p1g_5gbme=1, p1g_5gb=6))),
         spec(mig(least="4Gi"), model=TINY),
         "mig[0]",
         "mig-1g.5gb, 4.8 GiB",
     ),
     Row(
         "stranded: MIG is on and nothing is cut",
-        fleet(node("a", H100, cut(8))),
+        inventory(node("a", H100, cut(8))),
         spec(gpu("H100"), CPU),
         "cpu[1]",
         why=("no node offers a whole GPU H100",),
         warns="a: MIG is enabled, and 8 of 8 GPUs have no partitions",
     ),
-    Row("what no entry means is not warned of", fleet(node("a", A100_80, cut(8)), node("b", H100, whole(1))), spec(gpu("H100")), "gpu[0]"),
+    Row(
+        "what no entry means is not warned of",
+        inventory(node("a", A100_80, cut(8)), node("b", H100, whole(1))),
+        spec(gpu("H100")),
+        "gpu[0]",
+    ),
     Row(
         "partly stranded: the others still serve",
-        fleet(node("a", H100, whole(2), cut(2))),
+        inventory(node("a", H100, whole(2), cut(2))),
         spec(gpu("H100")),
         "gpu[0]",
         warns="a: MIG is enabled, and 2 of 4 GPUs have no partitions",
     ),
     Row(
         "mig-manager at work: waited for",
-        fleet(node("a", H100, whole(8), strategy="none", labels={"nvidia.com/mig.config.state": "pending"})),
+        inventory(node("a", H100, whole(8), strategy="none", labels={"nvidia.com/mig.config.state": "pending"})),
         spec(gpu("H100")),
         "gpu[0]",
         waits="a is being reconfigured by mig-manager",
     ),
     Row(
         "mig-manager pending for hours is warned of",
-        fleet(node("a", H100, cut(1, p3g_40gb=2), state="pending", since="1970-01-01T00:00:00Z")),
+        inventory(node("a", H100, cut(1, p3g_40gb=2), state="pending", since="1970-01-01T00:00:00Z")),
         spec(mig("3g.40gb")),
         "mig[0]",
         waits="mig.config.state is pending",
@@ -235,24 +249,24 @@ ROWS = [
     ),
     Row(
         "mig-manager failed: nothing to wait for",
-        fleet(node("a", H100, cut(1, p3g_40gb=2), state="failed")),
+        inventory(node("a", H100, cut(1, p3g_40gb=2), state="failed")),
         spec(mig("3g.40gb")),
         None,
         why=("a: MIG configuration custom has failed",),
         warns="a: mig-manager could not apply custom",
     ),
-    Row("cordoned: waited for", fleet(node("a", H100, whole(8), cordoned=True)), spec(gpu("H100")), "gpu[0]", waits="a is cordoned"),
-    Row("not ready: waited for", fleet(node("a", H100, whole(8), ready=False)), spec(gpu("H100")), "gpu[0]", waits="a is not ready"),
+    Row("cordoned: waited for", inventory(node("a", H100, whole(8), cordoned=True)), spec(gpu("H100")), "gpu[0]", waits="a is cordoned"),
+    Row("not ready: waited for", inventory(node("a", H100, whole(8), ready=False)), spec(gpu("H100")), "gpu[0]", waits="a is not ready"),
     Row(
         "a cordoned node beside one that is full",
-        fleet(node("a", H100, whole(1), cordoned=True), node("b", H100, whole(1)), pods=(pod("b", gpu=1),)),
+        inventory(node("a", H100, whole(1), cordoned=True), node("b", H100, whole(1)), pods=(pod("b", gpu=1),)),
         spec(gpu("H100")),
         "gpu[0]",
         waits="all 2 devices are in use; a is cordoned",
     ),
     Row(
         "tainted and not tolerated",
-        fleet(node("a", H100, whole(8), taints=DEDICATED)),
+        inventory(node("a", H100, whole(8), taints=DEDICATED)),
         spec(gpu("H100")),
         None,
         why=("NVIDIA-H100-80GB-HBM3: a: taint nvidia.com/gpu=present:NoSchedule is not tolerated",),
@@ -260,7 +274,7 @@ ROWS = [
     *(
         Row(
             f"{key}: passes, waited for",
-            fleet(node("a", H100, whole(8), taints=[{"key": key, "value": value, "effect": effect}])),
+            inventory(node("a", H100, whole(8), taints=[{"key": key, "value": value, "effect": effect}])),
             spec(gpu("H100")),
             "gpu[0]",
             waits=f"a is tainted {key}, which is temporary",
@@ -269,28 +283,28 @@ ROWS = [
     ),
     Row(
         "a taint that looks like a passing one",
-        fleet(node("a", H100, whole(8), taints=[{"key": "karpenter.sh/mine", "effect": "NoSchedule"}])),
+        inventory(node("a", H100, whole(8), taints=[{"key": "karpenter.sh/mine", "effect": "NoSchedule"}])),
         spec(gpu("H100")),
         None,
         why=("a: taint karpenter.sh/mine:NoSchedule is not tolerated",),
     ),
     Row(
         "a passing taint that is tolerated",
-        fleet(node("a", H100, whole(8), taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}])),
+        inventory(node("a", H100, whole(8), taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}])),
         spec(gpu("H100")),
         "gpu[0]",
         terms=Terms(tolerations=({"operator": "Exists"},), service_uid="mine"),
     ),
-    Row("tainted and tolerated", fleet(node("a", H100, whole(8), taints=DEDICATED)), spec(gpu("H100")), "gpu[0]", terms=TOLERANT),
+    Row("tainted and tolerated", inventory(node("a", H100, whole(8), taints=DEDICATED)), spec(gpu("H100")), "gpu[0]", terms=TOLERANT),
     Row(
         "a taint that only prefers is none",
-        fleet(node("a", H100, whole(8), taints=[{"key": "x", "effect": "PreferNoSchedule"}])),
+        inventory(node("a", H100, whole(8), taints=[{"key": "x", "effect": "PreferNoSchedule"}])),
         spec(gpu("H100")),
         "gpu[0]",
     ),
     Row(
         "nodes that the profile does not select",
-        fleet(*(node(n, H100, whole(8), labels={"pool": "batch"}) for n in "ab")),
+        inventory(*(node(n, H100, whole(8), labels={"pool": "batch"}) for n in "ab")),
         spec(gpu("H100")),
         None,
         why=("2 nodes: lacks the label pool=serving",),
@@ -298,48 +312,48 @@ ROWS = [
     ),
     Row(
         "driver too old",
-        fleet(node("a", H100, whole(8), **OLD)),
+        inventory(node("a", H100, whole(8), **OLD)),
         spec(gpu("H100")),
         None,
         why=("driver 535.216.01 supports CUDA 12.2, but the daemon needs 13.0",),
     ),
-    Row("an image that does with less", fleet(node("a", H100, whole(8), **OLD)), spec(gpu()), "gpu[0]", terms=Terms(cuda="12.2")),
+    Row("an image that does with less", inventory(node("a", H100, whole(8), **OLD)), spec(gpu()), "gpu[0]", terms=Terms(cuda="12.2")),
     Row(
         "no version label: not judged",
-        fleet(node("a", H100, whole(8), labels={"nvidia.com/cuda.runtime-version.major": None})),
+        inventory(node("a", H100, whole(8), labels={"nvidia.com/cuda.runtime-version.major": None})),
         spec(gpu("H100")),
         "gpu[0]",
     ),
     Row(
         "heterogeneous: the class with room",
-        fleet(node("a", A100_80, whole(8)), node("b", H100, whole(8)), pods=(pod("b", gpu=8),)),
+        inventory(node("a", A100_80, whole(8)), node("b", H100, whole(8)), pods=(pod("b", gpu=8),)),
         spec(gpu()),
         "gpu[0]",
         "NVIDIA-H100-80GB-HBM3, 79.6 GiB, or NVIDIA-A100-SXM4-80GB, 80.0 GiB",
     ),
     Row(
         "occupied: waited for",
-        fleet(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)),
+        inventory(node("a", H100, whole(8)), pods=(pod("a", gpu=8),)),
         spec(gpu("H100"), CPU),
         "gpu[0]",
         waits="all 8 devices are in use",
     ),
     Row(
         "occupied in pieces",
-        fleet(*(node(n, H100, whole(8)) for n in "ab"), pods=(pod("a", gpu=5), pod("b", gpu=5))),
+        inventory(*(node(n, H100, whole(8)) for n in "ab"), pods=(pod("a", gpu=5), pod("b", gpu=5))),
         spec(gpu("H100", 4)),
         "gpu[0]",
         waits="no node has 4 of the 16 devices free",
     ),
     Row(
         "own pods do not stand in the way",
-        fleet(node("a", H100, whole(1)), pods=(pod("a", uid="mine", gpu=1),)),
+        inventory(node("a", H100, whole(1)), pods=(pod("a", uid="mine", gpu=1),)),
         spec(gpu("H100")),
         "gpu[0]",
     ),
     Row(
         "all small slices in use: a larger one",
-        fleet(H100_MIXED, pods=(pod("a", mig_1g_10gb=4),)),
+        inventory(H100_MIXED, pods=(pod("a", mig_1g_10gb=4),)),
         spec(mig(least="1Gi"), model=TINY),
         "mig[0]",
         "mig-2g.20gb, 19.6 GiB",
@@ -347,14 +361,14 @@ ROWS = [
     ),
     Row(
         "unhealthy: some are gone",
-        fleet(node("a", H100, whole(8), gone={"nvidia.com/gpu": 3})),
+        inventory(node("a", H100, whole(8), gone={"nvidia.com/gpu": 3})),
         spec(gpu("H100", 4)),
         "gpu[0]",
         warns="a: 3 of 8 nvidia.com/gpu are unhealthy",
     ),
     Row(
         "unhealthy: all are gone",
-        fleet(node("a", H100, whole(8), gone={"nvidia.com/gpu": 8})),
+        inventory(node("a", H100, whole(8), gone={"nvidia.com/gpu": 8})),
         spec(gpu("H100")),
         "gpu[0]",
         waits="all 8 devices are in use",
@@ -362,28 +376,28 @@ ROWS = [
     ),
     Row(
         "time-sliced GPUs are nobody's own",
-        fleet(node("a", H100, whole(8), labels={"nvidia.com/gpu.replicas": "4"})),
+        inventory(node("a", H100, whole(8), labels={"nvidia.com/gpu.replicas": "4"})),
         spec(gpu("H100")),
         None,
         why=("shared by several pods",),
     ),
     Row(
         "no label tells the memory of an unknown GPU",
-        fleet(node("a", H100, whole(1), labels={"nvidia.com/gpu.memory": None})),
+        inventory(node("a", H100, whole(1), labels={"nvidia.com/gpu.memory": None})),
         spec(gpu()),
         None,
         why=("memory unknown, because GPU Feature Discovery has not labelled the node",),
     ),
     Row(
         "no label tells the memory of a slice: its name does",
-        fleet(node("a", H100, cut(1, p3g_40gb=1), labels={"nvidia.com/mig-3g.40gb.memory": None})),
+        inventory(node("a", H100, cut(1, p3g_40gb=1), labels={"nvidia.com/mig-3g.40gb.memory": None})),
         spec(mig("3g.40gb")),
         "mig[0]",
         "mig-3g.40gb, 34.6 GiB",
     ),
     Row(
         "DRA: the smallest slice that fits",
-        fleet(H100_DRA, slices=(H100_SLICE,)),
+        inventory(H100_DRA, slices=(H100_SLICE,)),
         spec(dra_of("mig.nvidia.com")),
         "dra[0]",
         "mig-3g.40gb, 39.5 GiB",
@@ -391,34 +405,34 @@ ROWS = [
     ),
     Row(
         "DRA: selectors narrow",
-        fleet(H100_DRA, slices=(H100_SLICE,)),
+        inventory(H100_DRA, slices=(H100_SLICE,)),
         spec(dra_of("mig.nvidia.com", "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"), model=TINY),
         "dra[0]",
         "mig-1g.10gb",
     ),
     Row(
         "DRA: a capacity that no device has",
-        fleet(H100_DRA, slices=(H100_SLICE,)),
+        inventory(H100_DRA, slices=(H100_SLICE,)),
         spec(dra_of("mig.nvidia.com", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('60Gi')) >= 0")),
         None,
         why=("no ResourceSlice has a device of class mig.nvidia.com that matches the selectors",),
     ),
     Row(
         "DRA: several slices are no tensor parallelism",
-        fleet(H100_DRA, slices=(H100_SLICE,)),
+        inventory(H100_DRA, slices=(H100_SLICE,)),
         spec(dra_of("mig.nvidia.com", count=2), model=TINY),
         None,
         why=("asks for 2 slices per replica, but tensor parallelism cannot span MIG slices",) * 2,
     ),
     Row(
         "DRA: whole GPUs",
-        fleet(node("a", H200, whole(2)), slices=(WHOLE_SLICE,)),
+        inventory(node("a", H200, whole(2)), slices=(WHOLE_SLICE,)),
         spec(dra_of("gpu.nvidia.com", count=2), model=LLAMA70),
         "dra[0]",
     ),
     Row(
         "DRA: held by others' claims",
-        fleet(H100_DRA, slices=(H100_SLICE,), claims=(claim(H100_SLICE, 0),)),
+        inventory(H100_DRA, slices=(H100_SLICE,), claims=(claim(H100_SLICE, 0),)),
         spec(dra_of("mig.nvidia.com")),
         "dra[0]",
         why=("mig-1g.10gb: needs 19.9 GiB",),
@@ -426,7 +440,7 @@ ROWS = [
     ),
     Row(
         "order: the first that can be had, though a later one has room",
-        fleet(H100_MIXED, node("b", H200, whole(8))),
+        inventory(H100_MIXED, node("b", H200, whole(8))),
         spec(mig("1g.10gb"), gpu("H100"), gpu("H200")),
         "gpu[1]",
         "NVIDIA-H100",
@@ -434,7 +448,7 @@ ROWS = [
     ),
     Row(
         "a first entry without patience for what is full",
-        fleet(H100_MIXED, node("b", H200, whole(8)), pods=(pod("a", gpu=2),)),
+        inventory(H100_MIXED, node("b", H200, whole(8)), pods=(pod("a", gpu=2),)),
         spec(gpu("H100", fallbackAfter="0s"), gpu("H200")),
         "gpu[1]",
         "NVIDIA-H200",
@@ -442,7 +456,7 @@ ROWS = [
     ),
     Row(
         "nothing anywhere: each entry says why",
-        fleet(node("a", H100, whole(8), **OLD), node("b", A100_40, cut(1, p1g_5gb=7))),
+        inventory(node("a", H100, whole(8), **OLD), node("b", A100_40, cut(1, p1g_5gb=7))),
         spec(gpu("H100"), mig("1g.5gb"), dra_of("gpu.nvidia.com")),
         None,
         why=("the daemon needs 13.0", "mig-1g.5gb: needs", "no ResourceSlice"),
@@ -451,7 +465,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.title for row in ROWS])
-def test_a_fleet_gives(row):
+def test_an_inventory_gives(row):
     placed = place(question(row.there, row.asked, terms=row.terms))
     status = placed.status
     assert status.chosen == row.chosen, status
@@ -468,14 +482,14 @@ def test_the_table_is_as_long_as_was_asked():
 
 
 def test_quantised_weights_need_less_and_wider_ones_more():
-    there = fleet(H100_MIXED)
+    there = inventory(H100_MIXED)
     assert place(question(there, spec(mig("2g.20gb"), quantization="int8"))).entry is not None
     assert place(question(there, spec(mig("2g.20gb")))).entry is None
     assert place(question(there, spec(mig("3g.40gb"), dtype="float32", requests=16))).entry is None
 
 
 def test_a_cache_of_a_given_size_counts_instead_of_requests():
-    there = fleet(H100_MIXED)
+    there = inventory(H100_MIXED)
     given = place(question(there, spec(mig("2g.20gb"), kvCache={"size": "1Gi"})))
     assert given.entry is not None
     refused = place(question(there, spec(mig("1g.10gb"), kvCache={"size": "1Gi"})))
@@ -485,13 +499,13 @@ def test_a_cache_of_a_given_size_counts_instead_of_requests():
 def test_without_a_limit_a_request_counts_as_four_thousand_tokens():
     wanted = spec(gpu("H100"), model=LLAMA8)
     free = wanted.model_copy(update={"engine": wanted.engine.model_copy(update={"max_model_len": None})})
-    assert place(question(fleet(H100_MIXED), free)).status.chosen == "gpu[0]"
+    assert place(question(inventory(H100_MIXED), free)).status.chosen == "gpu[0]"
 
 
 def test_earlier_of_two_awaited_entries_is_taken_when_both_become_free():
-    there = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)))
+    there = inventory(node("a", H100, whole(8)), node("b", A100_80, whole(8)))
     wanted = spec(gpu("H100", fallbackAfter="1m"), gpu("A100"))
-    full = fleet(*(node(n, p, whole(1)) for n, p in (("a", H100), ("b", A100_80))), pods=(pod("a", gpu=1), pod("b", "o", gpu=1)))
+    full = inventory(*(node(n, p, whole(1)) for n, p in (("a", H100), ("b", A100_80))), pods=(pod("a", gpu=1), pod("b", "o", gpu=1)))
     waited = place(question(full, wanted, kept=place(question(full, wanted)).status, now=2000.0)).status
     assert (waited.chosen, waited.waiting.since) == ("gpu[1]", "1970-01-01T00:17:40Z")
     assert place(question(there, wanted, kept=waited, now=2001.0)).status.chosen == "gpu[0]"
@@ -500,7 +514,7 @@ def test_earlier_of_two_awaited_entries_is_taken_when_both_become_free():
 def test_newest_placement_counts_though_an_older_one_has_a_running_pod():
     """The first was given up, and its pod was bound after all, before the replica on the second was."""
     asked = spec(gpu("H100"), gpu("A100"))
-    there = fleet(node("a", H100, whole(8)), node("b", A100_80, whole(8)))
+    there = inventory(node("a", H100, whole(8)), node("b", A100_80, whole(8)))
     runs = []
     for number, wanted in enumerate((spec(gpu("H100")), spec(gpu("A100")))):
         placed = place(question(there, wanted))

@@ -34,8 +34,8 @@ from starlette.routing import Route
 from pagoda_daemon.api.front.front import UnsignalledServer
 from pagoda_daemon.core.errors import ConfigRejected, PermanentError
 from pagoda_daemon.process.settings import SIMULATE_FRONTS
-from pagoda_daemon.simulated.fleet.replica import SimulatedReplica, Wanted
-from pagoda_daemon.simulated.fleet.text import tiny_model_dir
+from pagoda_daemon.simulated.replicas.replica import SimulatedReplica, Wanted
+from pagoda_daemon.simulated.replicas.text import tiny_model_dir
 from pagoda_daemon.text.tokens import ModelText
 
 log = structlog.get_logger()

@@ -18,8 +18,8 @@ from pagoda_daemon.api.front.front import Backing, Front
 from pagoda_daemon.core.errors import DaemonError
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, ready
 from pagoda_daemon.process.settings import Settings
-from pagoda_daemon.simulated.fleet.engine import LocalEngine
-from pagoda_daemon.simulated.fleet.text import VOCAB
+from pagoda_daemon.simulated.replicas.engine import LocalEngine
+from pagoda_daemon.simulated.replicas.text import VOCAB
 from pagoda_daemon.text.tokens import ModelText
 
 log = structlog.get_logger()

@@ -1,4 +1,4 @@
-"""Fleets for tests of placement: nodes as GPU Feature Discovery, mig-manager and device plugins would show them, and who sits on them.
+"""Inventories for tests of placement: nodes as GPU Feature Discovery, mig-manager and device plugins would show them, and the pods on them.
 
 Labels and resources come from the dev cluster's layouts, which imitate those; parsed by the operator's own parsers.
 """
@@ -129,7 +129,7 @@ def claim(piece: Body, device: int, name: str = "held") -> Body:
     return {"metadata": {"name": name, "namespace": "ns"}, "status": {"allocation": {"devices": {"results": [result]}}}}
 
 
-def fleet(*nodes: Body, pods: tuple[Body, ...] = (), slices: tuple[Body, ...] = (), claims: tuple[Body, ...] = ()) -> Inventory:
+def inventory(*nodes: Body, pods: tuple[Body, ...] = (), slices: tuple[Body, ...] = (), claims: tuple[Body, ...] = ()) -> Inventory:
     found = (parse_node(body) for body in nodes)
     held = (parse_occupant(body) for body in pods)
     taken = (parse_claim(body) for body in claims)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.core.errors import ConfigRejected
-from pagoda_daemon.simulated.fleet import fronts
+from pagoda_daemon.simulated.replicas import fronts
 from support.servers.loopback import own_net
 
 PATIENCE_S = 300.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pagoda_contracts.launch import DaemonConfig, Listen, ModelConfig
 from pagoda_daemon.health.replica import ProbeServer
-from pagoda_daemon.simulated.fleet.replica import SimulatedReplica, Wanted
+from pagoda_daemon.simulated.replicas.replica import SimulatedReplica, Wanted
 from pagoda_daemon.text.tokens import ModelText
 from support.engine.toy_model import tiny_model_dir
 from support.servers.loopback import own_net
