@@ -84,7 +84,7 @@ class Api:
     async def _inference(self, request: web.Request) -> web.StreamResponse:
         relay = Relay(self.upstream, request, request[_REQUEST_ID])
         try:
-            async with self.in_flight.begin(request[_REQUEST_ID]) as life:
+            async with self.in_flight.begin(request[_REQUEST_ID], request[TENANT]) as life:
                 if (observed := request.get(OBSERVED)) is not None:
                     observed.life, observed.finish = life, relay.finish
                 return await self._answer(request, life, relay)
