@@ -31,7 +31,7 @@ REFUSED = {
     "the digest": f"x-api-key: {KEY.stored.sha256}\r\n",
 }
 ACCEPTED = {"bearer": f"Authorization: bearer {KEY.text}\r\n", "x-api-key": f"X-Api-Key: {KEY.text}\r\n"}
-READING = ("/v1/models", "/v1/models/m", "/v1/batches", "/v1/files/f", "/", "/metrics")
+READING = ("/v1/models", "/v1/models/m", "/v1/batches", "/v1/audio/speech", "/v1/responses/r", "/health", "/version", "/", "/metrics")
 
 
 def spellings(path: str) -> list[str]:
