@@ -100,7 +100,7 @@ class Session:
             owner = self._picker.authenticate.owner(head.headers)
             if owner is not None:
                 observed.tenant, observed.key_id = owner.tenant, owner.key_id
-            async with self._picker.in_flight.begin(observed.request_id) as life:
+            async with self._picker.in_flight.begin(observed.request_id, observed.tenant) as life:
                 observed.life, observed.finish = life, self._finish
                 return await self._serve(head, path, owner, observed, life)
         except GatewayError as error:

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from importlib.metadata import version
 from typing import Final
 
 import msgspec
 import structlog
 from aiohttp import hdrs, web
+from pagoda_contracts.absent_routes import NOT_BUILT, STORED
 from pagoda_contracts.name_owners import ServedName
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -31,7 +33,16 @@ from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.proxy.wish import wish
 from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
-from pagoda_gateway.requests.errors import GatewayError, MalformedHttp, ModelNotFound, NotBuilt, NotServedHere, NotSynced, NotThisMethod
+from pagoda_gateway.requests.errors import (
+    GatewayError,
+    MalformedHttp,
+    ModelNotFound,
+    NotBuilt,
+    NotServedHere,
+    NotSynced,
+    NotThisMethod,
+    ResponseNotFound,
+)
 from pagoda_gateway.requests.hold_queue import claim_of
 from pagoda_gateway.requests.in_flight import InFlight
 from pagoda_gateway.requests.lifecycle import RequestLife
@@ -45,7 +56,6 @@ log = structlog.get_logger()
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _REQUEST_ID: Final = web.RequestKey("request_id", str)
-_NOT_BUILT: Final = tuple(f"/v1/{name}{more}" for name in ("batches", "files") for more in ("", "/{rest:.+}"))
 
 
 @dataclass(slots=True)
@@ -69,7 +79,9 @@ class Api:
         app = web.Application(middlewares=[self.observe.middleware(), _envelope, self.authenticate.middleware()])
         app.add_routes([web.post(path, self._inference) for path in ENDPOINTS])
         app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
-        app.add_routes([web.route("*", path, _not_built) for path in _NOT_BUILT])
+        app.add_routes([web.get("/health", self._health), web.get("/version", _version)])
+        app.add_routes([web.route("*", _pattern(path), _not_built(what)) for path, what in NOT_BUILT.items()])
+        app.add_routes([web.route("*", _pattern(STORED), _not_stored)])
         app.on_response_prepare.append(self._sign)
         return app
 
@@ -84,7 +96,7 @@ class Api:
     async def _inference(self, request: web.Request) -> web.StreamResponse:
         relay = Relay(self.upstream, request, request[_REQUEST_ID])
         try:
-            async with self.in_flight.begin(request[_REQUEST_ID]) as life:
+            async with self.in_flight.begin(request[_REQUEST_ID], request[TENANT]) as life:
                 if (observed := request.get(OBSERVED)) is not None:
                     observed.life, observed.finish = life, relay.finish
                 return await self._answer(request, life, relay)
@@ -124,6 +136,12 @@ class Api:
         if account.used is not None:
             self.usage.record(payer_of(life, request[KEY_ID]), account.used, request[_REQUEST_ID], life.request.model, account.status)
 
+    async def _health(self, _request: web.Request) -> web.Response:
+        """Clients of replicas ask so before they begin. Kubelet asks on the probes' port, without a key."""
+        if self.stopping or not self.cache.synced:
+            raise NotSynced("the gateway stops" if self.stopping else "the gateway has not listed the cluster's services yet")
+        return web.Response()
+
     async def _models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})
 
@@ -148,8 +166,25 @@ class Api:
         return [model for model in self.cache.models() if policy.refusing(model.name) is None]
 
 
-async def _not_built(request: web.Request) -> web.StreamResponse:
-    raise NotBuilt(f"{request.path} is not built yet; docs/api.md lists what is")
+def _pattern(path: str) -> str:
+    """Returns a path of the contracts as aiohttp writes it."""
+    return path.replace(":path}", ":.*}")
+
+
+def _not_built(what: str) -> Handler:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise NotBuilt(f"{request.method} {request.path[:128]} is not built yet ({what}); docs/api.md lists what is")
+
+    return refuse
+
+
+async def _not_stored(request: web.Request) -> web.StreamResponse:
+    name = request.match_info["id"].partition("/")[0]
+    raise ResponseNotFound(f"response {name[:128]!r} was not found: replicas keep no responses; store is always false")
+
+
+async def _version(_request: web.Request) -> web.Response:
+    return _json({"version": version("pagoda")})
 
 
 def _json(document: object) -> web.Response:

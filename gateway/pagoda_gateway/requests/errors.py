@@ -4,7 +4,7 @@ GatewayError                  ends one request
 ├── BadRequest 400            the body is not JSON, or lacks `model`
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
 │   ├── MalformedHttp 400     the head can be read in two ways; HeadersTooLarge 431
-│   └── NotServedHere 404     no such path; NotThisMethod 405
+│   └── NotServedHere 404     no such path; NotThisMethod 405; ResponseNotFound 404
 ├── NotBuilt 501              a path of OpenAI's that Pagoda does not have yet
 ├── Unauthenticated 401       no API key, or one that is not valid here
 ├── ModelNotFound 404         no service has the name `model`, or the tenant may not use it (ModelNotAllowed)
@@ -96,6 +96,12 @@ class NotServedHere(BadRequest):
     """No such path, or not with this method."""
 
     status, code = 404, "not_found"
+
+
+class ResponseNotFound(BadRequest):
+    """Responses are not kept."""
+
+    status, code = 404, "response_not_found"
 
 
 class NotThisMethod(NotServedHere):

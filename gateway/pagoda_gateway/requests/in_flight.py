@@ -32,9 +32,9 @@ class InFlight:
         return len(self._deadlines)
 
     @asynccontextmanager
-    async def begin(self, request_id: str = "") -> AsyncIterator[RequestLife]:
+    async def begin(self, request_id: str = "", tenant: str = "") -> AsyncIterator[RequestLife]:
         """The life of one request. An error leaves it as a GatewayError for the client, or as the error that says that the client left."""
-        with self._counters.budget.account() as take:
+        with self._counters.budget.account(tenant) as take:
             life = RequestLife(self._counters, request_id, take)
             try:
                 async with self._until_stopped():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pagoda_contracts.absent_routes import NOT_BUILT, STORED
 from pagoda_contracts.names import (
     GRPC_GENERATE,
     GRPC_HEALTH_CHECK,
@@ -22,7 +23,6 @@ from pagoda_contracts.names import (
     ROLE_OPERATOR,
 )
 
-from pagoda_daemon.api.access.absent import NOT_BUILT, STORED
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY, ROLE_CLIENT
 
 Roles = frozenset[str]

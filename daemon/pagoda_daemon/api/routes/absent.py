@@ -1,13 +1,13 @@
-"""Answers for routes that are known and not served (`api/access/absent.py`): refused by name, by any method, their bodies unread."""
+"""Answers for routes that are known and not served (contracts, `absent_routes.py`): refused by name, by any method, their bodies unread."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagoda_contracts.absent_routes import NOT_BUILT, STORED
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pagoda_daemon.api.access.absent import NOT_BUILT, STORED
 from pagoda_daemon.core.errors import MAX_SHOWN, EndpointNotBuilt, ResponseNotFound, shown
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pagoda_contracts import marked
+from pagoda_contracts.absent_routes import NOT_BUILT
 from pagoda_contracts.names import ERROR_UNSUPPORTED_ENDPOINT, HEADER_IGNORED
 
-from pagoda_daemon.api.access.absent import NOT_BUILT
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.routes.openapi import OPERATIONS, document
 

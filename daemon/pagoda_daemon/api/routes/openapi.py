@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from pagoda_contracts.absent_routes import NOT_BUILT
 from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
 
-from pagoda_daemon.api.access.absent import NOT_BUILT
 from pagoda_daemon.api.access.roles import PATH_LOAD, PATH_UNLOAD
 from pagoda_daemon.api.anthropic.errors import MessageErrorReply
 from pagoda_daemon.api.anthropic.replies import MESSAGE_EVENTS, CountTokensReply, MessageReply

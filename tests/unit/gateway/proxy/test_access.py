@@ -14,6 +14,7 @@ from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
+from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.dialects import ENDPOINTS
 from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import Replica, running
@@ -30,7 +31,7 @@ REFUSED = {
     "the digest": f"x-api-key: {KEY.stored.sha256}\r\n",
 }
 ACCEPTED = {"bearer": f"Authorization: bearer {KEY.text}\r\n", "x-api-key": f"X-Api-Key: {KEY.text}\r\n"}
-READING = ("/v1/models", "/v1/models/m", "/v1/batches", "/v1/files/f", "/", "/metrics")
+READING = ("/v1/models", "/v1/models/m", "/v1/batches", "/v1/audio/speech", "/v1/responses/r", "/health", "/version", "/", "/metrics")
 
 
 def spellings(path: str) -> list[str]:
@@ -122,6 +123,33 @@ async def test_a_replica_gets_the_gateways_names_of_the_prompts_prefix_and_never
     first, second = (exchange.headers for exchange in replica.seen)
     assert from_header(first[HEADER_PREFIX_HASHES]) == tuple(text_hashes(Scope("team-a", "m"), chat_text([("user", "x" * 1200)])))
     assert HEADER_PREFIX_HASHES not in second
+
+
+async def test_bodies_of_one_tenant_leave_room_for_those_of_another():
+    async with served(anonymous=True) as (harness, replica, port), AsyncExitStack() as stack:
+        harness.counters.budget = Budget(10_000)
+        arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+        async def wait(exchange):
+            arrived.release()
+            await go_on.wait()
+            await exchange.answer(200, {})
+
+        replica.script = wait
+
+        async def ask(size, lines=ACCEPTED["bearer"]):
+            connection = await stack.enter_async_context(connected(port))
+            body = b'{"model": "m", "prompt": "%s"}' % (b"x" * size)
+            return (await connection.ask("POST", "/v1/completions", lines, body))[0]
+
+        large = [asyncio.create_task(ask(3_000)) for _ in range(2)]
+        for _ in large:
+            await arrived.acquire()
+        assert await ask(3_000) == 429
+        another = asyncio.create_task(ask(3_000, ""))
+        await asyncio.wait_for(arrived.acquire(), 120)
+        go_on.set()
+        assert await asyncio.gather(*large, another) == [200] * 3
 
 
 async def test_refusals_are_counted_by_their_reason_and_say_what_to_do():

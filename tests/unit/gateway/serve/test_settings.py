@@ -19,7 +19,7 @@ def test_a_gateway_that_would_serve_no_client_is_refused(capsys):
 def test_defaults_are_complete_and_typed():
     settings = load([], SERVED)
     assert (settings.http_port, settings.metrics_port, settings.probes_port) == (8080, 9090, 8081)
-    assert (settings.hold_timeout, settings.hold_limit, settings.body_limit, settings.drain_timeout) == (300.0, 1000, 16 * 2**20, 600.0)
+    assert (settings.hold_timeout, settings.hold_limit, settings.body_limit, settings.drain_timeout) == (300.0, 2000, 16 * 2**20, 600.0)
     assert settings.body_budget == 256 * 2**20
     assert (settings.fleet, settings.kubeconfig) == (None, None)
     assert settings.identity

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pagoda_daemon.api.access.absent import NOT_BUILT
+from pagoda_contracts.absent_routes import NOT_BUILT
 from pagoda_daemon.api.http.app import Parts, application
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.api.openai.sampling import RANGES

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's and Anthropic's APIs that this daemon knows and does not serve: what each would be. The only such table; data alone.
+"""Routes of OpenAI's and Anthropic's APIs that replicas and gateways know and do not serve: what each would be. The only such table.
 
 They are 501, not 404: clients of a longer API can tell "not built" from a misspelt path, and `x-should-retry: false` keeps OpenAI's clients
 from trying again, which they else do after any 5xx. A stored response is 404, as OpenAI says it of one that is gone.
