@@ -139,7 +139,7 @@ def test_the_examples_let_streams_live_as_long_as_the_gateway_holds_and_answers(
 
 
 def test_a_quota_is_divided_among_as_many_gateways_as_there_may_be(cluster):
-    """Without a common store each gateway takes its part, so an autoscaler's maximum must be said: fewer would admit more than the limit."""
+    """Without a common store each gateway takes its part. Fewer parts than an autoscaler makes gateways would admit too much."""
 
     def parts(*settings):
         return gateway_of(cluster, *settings)[2]["PAGODA_QUOTA_GATEWAYS"]
