@@ -92,3 +92,12 @@ pagoda-first-key
 {{- $auth.madeKey }}
 {{- end }}
 {{- end }}
+
+{{- /* Among how many gateways a quota is divided without a common store. Fewer than there are would admit more than the limit. */}}
+{{- define "pagoda.quotaGateways" -}}
+{{- $gateways := .Values.gateway.quota.gateways | default .Values.gateway.replicas }}
+{{- if not $gateways }}
+{{- fail "gateway.replicas is null: set gateway.quota.gateways to the autoscaler's maximum, because each gateway takes its part of every quota" }}
+{{- end }}
+{{- $gateways }}
+{{- end }}

@@ -17,6 +17,8 @@ Schema = dict[str, Any]
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _ANYTHING: Final[Schema] = {"type": "object"}
 _IMAGE: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 512}
+# 0: as many as there are replicas.
+_GATEWAYS: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 1000}
 _PULL: Final[Schema] = {"enum": ["Always", "IfNotPresent", "Never"]}
 _REPLICAS: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 16}
 # Helm's templates count with one unit: `pagoda.seconds`.
@@ -73,7 +75,9 @@ def schema() -> Schema:
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                     "keda": _closed({"enabled": _BOOLEAN}),
                     "extProc": _closed({"enabled": _BOOLEAN, "secret": {"type": "string"}, "open": _BOOLEAN}),
-                    "quota": _closed({"store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}),
+                    "quota": _closed(
+                        {"gateways": _GATEWAYS, "store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}
+                    ),
                     "overflow": _closed({"targets": {"type": "object", "additionalProperties": False, "patternProperties": _TARGETS}}),
                     "usageLines": _BOOLEAN,
                 }

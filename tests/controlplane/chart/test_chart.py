@@ -5,17 +5,21 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
+from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.serve.settings import OPTIONS, load
+from pagoda_gateway.watch.key_secrets import read_secret
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.state import Resource
-from support.kube.chart import CHART, NAMESPACE, metric_names, of_kind, rendered, the
+from support.kube.chart import CHART, NAMESPACE, RELEASE, metric_names, of_kind, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 
@@ -89,6 +93,65 @@ def gateway_of(cluster, *settings):
     return deployment, container, {entry["name"]: entry.get("value") for entry in container["env"]}
 
 
+def test_the_first_key_in_the_notes_is_the_one_that_gateways_let_in(cluster):
+    """As `helm install` prints it once; an upgrade and a GitOps tool that is told so make none."""
+    said = cluster.helm("install", "--dry-run=client", RELEASE, str(CHART), "--namespace", NAMESPACE)
+    hooks, notes = said.split("\nHOOKS:\n")[1].split("\nMANIFEST:\n")[0], said.split("\nNOTES:\n")[1]
+    (text,) = re.findall(r"API key of tenant default: (\S+)", notes)
+    (secret,) = (body for body in yaml.safe_load_all(hooks) if body and body["kind"] == "Secret")
+    assert secret["metadata"]["annotations"] == {"helm.sh/hook": "pre-install"}
+    assert text not in said.split("\nNOTES:\n")[0]
+    made = read_secret(msgspec.Raw(json.dumps(secret | {"metadata": secret["metadata"] | {"resourceVersion": "1"}}).encode()))
+    ring = KeyRing()
+    ring.put(made.key.name, made.value.tenant, made.value.keys)
+    owner = ring.owner(text, datetime.now(UTC))
+    assert (owner.tenant, owner.key_id) == ("default", "first")
+    for never in (("--set", "gateway.auth.firstKey.create=false"), ("--set", "gateway.auth.anonymous=true"), ("--is-upgrade",)):
+        if never == ("--is-upgrade",):
+            assert of_kind(list(yaml.safe_load_all(cluster.helm("template", RELEASE, str(CHART), *never))), "Secret") == []
+        else:
+            assert "API key of tenant" not in cluster.helm("install", "--dry-run=client", RELEASE, str(CHART), "-n", NAMESPACE, *never)
+
+
+def test_two_gateways_stand_apart_and_an_upgrade_or_a_drained_node_takes_one_at_a_time(cluster):
+    deployment, _, env = gateway_of(cluster)
+    spec = deployment["spec"]
+    (rule,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert (spec["replicas"], env["PAGODA_QUOTA_GATEWAYS"]) == (2, "2")
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert (rule["topologyKey"], rule["labelSelector"]) == ("kubernetes.io/hostname", spec["selector"])
+    budget = the(rendered(cluster), "PodDisruptionBudget", "pagoda-gateway")["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert budget["selector"] == spec["selector"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_examples_let_streams_live_as_long_as_the_gateway_holds_and_answers(cluster):
+    """The silence that a proxy allows is longer than the longest hold, and no proxy buffers, repeats or cuts an answer."""
+    _, _, env = gateway_of(cluster)
+    ingress, route = (yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("ingress", "httproute"))
+    nginx = {name.partition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()}
+    held_s = load([], env).hold_timeout
+    assert min(int(nginx["proxy-read-timeout"]), int(nginx["proxy-send-timeout"])) > held_s > 0
+    assert [nginx[name] for name in ("proxy-buffering", "proxy-request-buffering", "proxy-next-upstream")] == ["off"] * 3
+    assert nginx["proxy-body-size"] == f"{load([], env).body_limit >> 20}m"
+    assert [rule["timeouts"] for rule in route["spec"]["rules"]] == [{"request": "0s", "backendRequest": "0s"}]
+
+
+def test_a_quota_is_divided_among_as_many_gateways_as_there_may_be(cluster):
+    """Without a common store each gateway takes its part. Fewer parts than an autoscaler makes gateways would admit too much."""
+
+    def parts(*settings):
+        return gateway_of(cluster, *settings)[2]["PAGODA_QUOTA_GATEWAYS"]
+
+    assert (parts(), parts("gateway.replicas=3"), parts("gateway.quota.gateways=5")) == ("2", "3", "5")
+    command = (EXAMPLES / "README.md").read_text().split("--set gateway.replicas=null")[1].split()[0]
+    hpa = yaml.safe_load((EXAMPLES / "hpa.yaml").read_text())
+    assert parts(f"gateway.replicas=null{command}") == str(hpa["spec"]["maxReplicas"])
+    with pytest.raises(RuntimeError, match=r"set gateway\.quota\.gateways to the autoscaler's maximum"):
+        rendered(cluster, "gateway.replicas=null")
+
+
 def test_a_gateway_reads_its_certificate_from_the_secret_that_is_named(cluster):
     deployment, container, env = gateway_of(cluster, "gateway.tls.secretName=models")
     (volume,) = [one for one in deployment["spec"]["template"]["spec"]["volumes"] if one["name"] == "tls"]
@@ -107,7 +170,7 @@ def test_the_gateway_s_variables_are_its_settings(cluster):
 
 
 def test_the_examples_name_what_the_chart_installs_and_the_api_server_takes_them(cluster):
-    objects = rendered(cluster, "gateway.replicas=null")
+    objects = rendered(cluster, "gateway.replicas=null", "gateway.quota.gateways=10")
     deployment, service = the(objects, "Deployment", "pagoda-gateway"), the(objects, "Service", "pagoda-gateway")
     assert "replicas" not in deployment["spec"]
     hpa, ingress, route = (yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("hpa", "ingress", "httproute"))
