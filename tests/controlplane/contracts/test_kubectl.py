@@ -7,6 +7,8 @@ import pytest
 import yaml
 from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import API_VERSION
+from pagoda_contracts.resources.tenant import Usage, WindowUsage
+from pagoda_operator.quota.usage import summary
 from support.kube.object_table import Row
 
 pytestmark = pytest.mark.cluster
@@ -71,6 +73,19 @@ def test_get_shows_what_people_look_for(kubectl, plural, columns):
     (kind,) = [one for one in KINDS if one.plural == plural]
     create(kubectl, kind.kind, "one")
     assert kubectl("get", plural).splitlines()[0].split() == columns.split()
+
+
+def test_get_shows_what_is_used_of_a_quota_and_its_status_what_is_left(kubectl):
+    """As the operator writes it."""
+    windows = [WindowUsage(window="1m", requests=12, requests_left=588, tokens=3100, tokens_left=96900)]
+    usage = Usage(summary=summary(windows), windows=tuple(windows)).model_dump(mode="json", by_alias=True, exclude_none=True)
+    create(kubectl, "TenantQuota", "team")
+    kubectl("patch", "tenantquota/team", "--subresource=status", "--type=merge", "-p", json.dumps({"status": {"usage": usage}}))
+    header, row = kubectl("get", "tenantquota", "team").splitlines()
+    at = header.index("USED")
+    assert row[at : header.index("GPUS")].strip() == "12/600 requests, 3100/100000 tokens in 1m"
+    (stored,) = json.loads(kubectl("get", "tenantquota", "team", "-o", "json"))["status"]["usage"]["windows"]
+    assert (stored["requestsLeft"], stored["tokensLeft"]) == (588, 96900)
 
 
 def test_scale_reads_and_writes_replicas_with_and_without_a_value(kubectl):
