@@ -58,6 +58,10 @@ class Place:
         """Returns when something changed for the queue; TimeoutError after `seconds`."""
         await self.ticket.wait(seconds)
 
+    def came(self) -> None:
+        """It might find an endpoint, and waits for its turn."""
+        self._queue.came(self.ticket, self._clock_ms())
+
     def looked(self, service: str, *, full: bool) -> None:
         """It found no endpoint, and waits on; in another service's queue, if its name is that one's now. `full`: no endpoint has room."""
         if self.ticket.service != service:

@@ -251,14 +251,14 @@ class Router:
 
     async def _hold(self, life: RequestLife, wait: Wait, terms: Terms) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
+        began_ms = self._clock_ms() - life.held_ms
         hold, timeout_s = self._rules_of(life, wait.service)
-        deadline_ms = self._clock_ms() + min(timeout_s, terms.hold_s) * 1000 - life.held_ms
         with life.held(wait.service, hold.requests, self._draw()) as place:
             if wait.reason == HELD_IN_TURN:
-                self._queue.wake(wait.service, self._clock_ms())
+                place.came()
             while True:
                 try:
-                    await self._woken(life, place, deadline_ms)
+                    await self._woken(life, place, began_ms + min(timeout_s, terms.hold_s) * 1000)
                 except TimeoutError as error:
                     service = f"replica of {wait.service}" if wait.service else "replica of any service"
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
@@ -266,8 +266,15 @@ class Router:
                 if isinstance(choice, Pick):
                     place.served = True
                     return choice
+                if choice.service != wait.service:
+                    _, timeout_s = self._rules_of(life, choice.service)
                 wait = choice
-                place.looked(wait.service, full=wait.reason == HELD_FULL)
+                place.looked(wait.service, full=wait.reason == HELD_FULL and self._full(self._cache.service(wait.service)))
+
+    def _full(self, service: Service | None) -> bool:
+        """Whether no replica has room for anybody, rather than none of those that one request may use."""
+        found = self._cache.endpoints(service) if service is not None else ()
+        return not any_routable((one for one in found if has_room(one, self._rules.gateways)), self._clock_ms())
 
     async def _woken(self, life: RequestLife, place: Place, deadline_ms: float) -> None:
         """Returns when the request may look again; TimeoutError at the deadline. In between, the client of a stream gets comments."""
