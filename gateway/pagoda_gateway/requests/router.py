@@ -115,9 +115,12 @@ class Router:
         if not self._queue.count(service):
             return
         self._counters.demand_changed(service)
-        known = self._cache.service(service)
-        if known and any_routable(self._cache.endpoints(known), self._clock_ms()):
+        if any_routable(self._endpoints(service), self._clock_ms()):
             self._queue.wake(service, self._clock_ms())
+
+    def _endpoints(self, service: str) -> Sequence[Endpoint]:
+        known = self._cache.service(service)
+        return self._cache.endpoints(known) if known is not None else ()
 
     def names_changed(self) -> None:
         """Names may belong to other services now, or services may be stalled: wakes all queues."""
@@ -269,11 +272,11 @@ class Router:
                 if choice.service != wait.service:
                     _, timeout_s = self._rules_of(life, choice.service)
                 wait = choice
-                place.looked(wait.service, full=wait.reason == HELD_FULL and self._full(self._cache.service(wait.service)))
+                place.looked(wait.service, full=wait.reason == HELD_FULL and self._full(wait.service))
 
-    def _full(self, service: Service | None) -> bool:
+    def _full(self, service: str) -> bool:
         """Whether no replica has room for anybody, rather than none of those that one request may use."""
-        found = self._cache.endpoints(service) if service is not None else ()
+        found = self._endpoints(service)
         return not any_routable((one for one in found if has_room(one, self._rules.gateways)), self._clock_ms())
 
     async def _woken(self, life: RequestLife, place: Place, deadline_ms: float) -> None:
