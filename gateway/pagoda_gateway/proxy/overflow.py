@@ -20,18 +20,16 @@ from pagoda_contracts.route import REASON_OVERFLOW
 from yarl import URL
 
 from pagoda_gateway.proxy.relay import Relay
-from pagoda_gateway.proxy.sse import Events
+from pagoda_gateway.proxy.sse import Events, split
 from pagoda_gateway.proxy.upstream import Call
 from pagoda_gateway.requests.errors import AllOverloaded, AttemptFailed, GatewayError, HoldTimeout, QueueFull, ServiceStalled
 from pagoda_gateway.requests.lifecycle import RequestLife
-from pagoda_gateway.requests.outside import Letter, Meter, Target, address, fits, letter, without_usage
+from pagoda_gateway.requests.outside import Letter, Meter, Target, address, fits, is_usage, letter
 from pagoda_gateway.requests.router import Router
 
 log = structlog.get_logger()
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
-# The client's own fault, which it would have at a replica too. Other refusals are about the gateway's account there.
-_THE_CLIENTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 class Parcel(NamedTuple):
@@ -39,7 +37,21 @@ class Parcel(NamedTuple):
 
     target: Target
     url: str
+    authorization: str
     sent: Letter
+
+
+def _parcel(life: RequestLife, relay: Relay, target: Target, call: Call) -> Parcel:
+    """Returns what is sent. AttemptFailed if that is not possible, by the request's body or by the target's key."""
+    path, model = URL(call.path, encoded=True).path, life.overflow.model if life.overflow is not None else ""
+    try:
+        sent = letter(path, call.body, model or target.model, relay.account.bounds)
+    except (ValueError, RecursionError) as error:
+        raise AttemptFailed("body", str(error)) from error
+    try:
+        return Parcel(target, address(target, path), target.authorization(), sent)
+    except ValueError as error:
+        raise AttemptFailed("key", str(error)) from error
 
 
 class Overflow:
@@ -71,8 +83,7 @@ class Overflow:
         if life.overflow is None:
             raise refusal
         target, reason = self._targets[life.overflow.target], life.reason
-        sent = letter(path, call.body, life.overflow.model or target.model, relay.account.bounds)
-        if (answer := await self._outside(life, relay, Parcel(target, address(target, path), sent))) is not None:
+        if (answer := await self._outside(life, relay, target, call)) is not None:
             return answer
         life.targets, life.overflow, life.reason = frozenset(), None, reason
         if not isinstance(refusal, HoldTimeout):
@@ -80,12 +91,12 @@ class Overflow:
         life.claim = life.claim._replace(first=True)
         return await router.serve(life, attempt)
 
-    async def _outside(self, life: RequestLife, relay: Relay, parcel: Parcel) -> web.StreamResponse | None:
+    async def _outside(self, life: RequestLife, relay: Relay, target: Target, call: Call) -> web.StreamResponse | None:
         """Returns the target's answer; None if it gave none that a client should have."""
         before, relay.account.sent, meter = relay.account.sent, True, Meter()
         life.reason = REASON_OVERFLOW
         try:
-            return await self._relayed(life, relay, parcel, meter)
+            return await self._relayed(life, relay, _parcel(life, relay, target, call), meter)
         except ConnectionResetError:  # the client left
             raise
         except (aiohttp.ClientError, AttemptFailed, OSError, TimeoutError) as error:
@@ -93,14 +104,15 @@ class Overflow:
         finally:
             relay.account.used = meter.used or relay.account.used
         relay.account.sent = before
-        log.warning("an overflow target did not answer a request", target=parcel.target.name, service=life.service, why=why)
+        log.warning("an overflow target did not answer a request", target=target.name, service=life.service, why=why)
         return None
 
     async def _relayed(self, life: RequestLife, relay: Relay, parcel: Parcel, meter: Meter) -> web.StreamResponse:
         target, sent = parcel.target, parcel.sent
-        headers = {hdrs.AUTHORIZATION: target.authorization(), hdrs.CONTENT_TYPE: "application/json"}
+        headers = {hdrs.AUTHORIZATION: parcel.authorization, hdrs.CONTENT_TYPE: "application/json"}
         async with self._session.post(parcel.url, data=sent.body, headers=headers, ssl=target.tls, allow_redirects=False) as answer:
-            if answer.status != HTTPStatus.OK and answer.status not in _THE_CLIENTS:
+            # Also 400 and its like: a replica knows fields and lengths that this API may not know.
+            if answer.status != HTTPStatus.OK:
                 raise AttemptFailed(f"status-{answer.status}")
             to_client = CIMultiDict({HEADER_ROUTE: life.route(), HEADER_OVERFLOW: target.name})
             to_client[hdrs.CONTENT_TYPE] = answer.headers.get(hdrs.CONTENT_TYPE, "application/json")
@@ -126,7 +138,7 @@ class Metered:
 
     def _kept(self, events: bytes) -> bytes:
         self._meter.feed(events)
-        return without_usage(events) if self._hides else events
+        return b"".join(event for event in split(events) if not is_usage(event)) if self._hides and b'"usage"' in events else events
 
     async def read(self) -> bytes:
         """Returns the whole body."""

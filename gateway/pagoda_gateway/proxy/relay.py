@@ -35,7 +35,7 @@ from pagoda_contracts.usage import from_header
 
 from pagoda_gateway.proxy.continuing import Record
 from pagoda_gateway.proxy.headers import to_client
-from pagoda_gateway.proxy.sse import Events, NotedEvents, Release
+from pagoda_gateway.proxy.sse import Events, NotedEvents, Release, count
 from pagoda_gateway.proxy.upstream import Call, Sent, Upstream
 from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of, late_answer
@@ -52,7 +52,6 @@ _REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
 _CONTINUABLE: Final = frozenset({CONTINUABLE_EXACT, CONTINUABLE_OTHER})
-_END: Final = b"\n\n"
 _OTHER_NUMBERS: Final = b": this answer goes on at another replica, whose numbers may differ\n\n"
 
 
@@ -201,14 +200,15 @@ class Relay:
         await opened.write(_PING)
 
     async def outside(self, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
-        """Relays an answer from outside of the cluster. It counts for no replica, and no replica can continue it."""
+        """Relays an answer from outside of the cluster, whose status is 200. It counts for no replica, and no replica can continue it."""
         headers.update(self.account.headers)
-        if answer.status == HTTPStatus.OK and answer.content_type == "text/event-stream":
+        if answer.content_type == "text/event-stream":
             return await self._stream_outside(answer, headers)
         body = await answer.read()
+        self.finish.feed(body)
         if self.opened is not None:
             raise late_answer(answer.status, body)
-        return web.Response(status=answer.status, headers=headers, body=body)
+        return web.Response(headers=headers, body=body)
 
     async def _stream_outside(self, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
         events = await _read(answer)
@@ -217,7 +217,7 @@ class Relay:
         opened = self.opened or await self._open(headers)
         try:
             while events:
-                self._count += events.count(_END)
+                self._count += count(events)
                 self.finish.feed(events)
                 await opened.write(events)
                 events = await _read(answer)
@@ -233,7 +233,7 @@ class Relay:
             await self.account.note(release.used)
         record.add(release.answered)
         life.advanced = life.advanced or bool(release.answered)
-        self._count += release.events.count(_END)
+        self._count += count(release.events)
         self.finish.feed(release.events)
         await begun.write(release.events)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.notes import NOTE, from_line
@@ -9,6 +10,7 @@ from pagoda_contracts.usage import Used
 
 _END: Final = b"\n\n"
 _ENDS: Final = (_END, b"\r\n\r\n")
+_AFTER_END: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 # Larger than any sane event. Longer ones pass as they come.
 _MAX_TAIL: Final = 1 << 20
 
@@ -21,6 +23,16 @@ class Release(NamedTuple):
     used: Used | None = None
     answered: tuple[bytes, ...] = ()
     end: Literal["", "over", "died"] = ""
+
+
+def count(events: bytes) -> int:
+    """Returns how many events these are."""
+    return sum(map(events.count, _ENDS))
+
+
+def split(events: bytes) -> list[bytes]:
+    """Returns whole events one by one, each with its end."""
+    return _AFTER_END.split(events)
 
 
 class Events:

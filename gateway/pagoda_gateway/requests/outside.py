@@ -36,8 +36,11 @@ class Target(NamedTuple):
     tls: ssl.SSLContext
 
     def authorization(self) -> str:
-        """Returns the header's value. Kubelet renews the file."""
-        return f"Bearer {self.key.read_text().strip()}"
+        """Returns the header's value. Kubelet renews the file, so it may be wrong later: then ValueError, or OSError, says why."""
+        key = self.key.read_text().strip()
+        if not (key and key.isascii() and key.isprintable()):
+            raise ValueError(f"target {self.name!r}: {self.key} must have the API key: one line of printable ASCII, and nothing else")
+        return f"Bearer {key}"
 
 
 class _Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,10 +66,9 @@ def read_targets(file: Path) -> dict[str, Target]:
 def _target(name: str, one: _Target) -> Target:
     if not re.fullmatch(r"https://[^/@?#\s]+(/[^@?#\s]*)?", one.url):
         raise ValueError(f"target {name!r}: url must be https://HOST[:PORT][/PATH], got {one.url!r}")
-    key = Path(one.key)
-    if not key.read_text().strip():
-        raise ValueError(f"target {name!r}: {key} is empty; it must have the API key")
-    return Target(name, one.url.rstrip("/"), one.model, key, ssl.create_default_context(cafile=one.ca))
+    target = Target(name, one.url.rstrip("/"), one.model, Path(one.key), ssl.create_default_context(cafile=one.ca))
+    target.authorization()  # it is read anew for each request
+    return target
 
 
 def fits(path: str, body: bytes) -> bool:
@@ -87,7 +89,8 @@ class Letter(NamedTuple):
 
 
 def letter(path: str, body: bytes, model: str, bounds: Bounds) -> Letter:
-    """Returns the client's body with the target's model. A stream is asked for its usage, and an answer is bounded as its quota says."""
+    """Returns the client's body with the target's model. A stream is asked for its usage, and an answer is bounded as its quota says.
+    ValueError or RecursionError if the body cannot be written anew: routing read a few of its fields only."""
     document: dict[str, Any] = msgspec.json.decode(body)
     document["model"] = model
     limits = _LIMITS.get(path, ())
@@ -124,9 +127,6 @@ class Meter:
         return None if prompt is None else Used(prompt, min(prompt, found.get("cached_tokens", 0)), answer)
 
 
-def without_usage(events: bytes) -> bytes:
-    """Returns whole events without those that have a usage and no choice."""
-    if b'"usage"' not in events:
-        return events
-    kept = [event for event in events.split(b"\n\n") if not (b'"usage"' in event and _USAGE_ONLY.search(event))]
-    return b"\n\n".join(kept)
+def is_usage(event: bytes) -> bool:
+    """Whether an event has a usage and no choice."""
+    return b'"usage"' in event and _USAGE_ONLY.search(event) is not None

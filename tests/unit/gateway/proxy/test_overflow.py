@@ -1,5 +1,6 @@
 """A request that its service cannot take goes to the target that the installation allows: nothing else leaves, and it is counted."""
 
+import asyncio
 import json
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,6 +8,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
+import structlog
 from aiohttp import web
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.limits.registry import Subject
@@ -32,7 +34,7 @@ class Outside:
     """An API outside. `answer` gives what it says; `seen` are its requests."""
 
     def __init__(self):
-        self.seen, self.status, self.then = [], 200, lambda: None
+        self.seen, self.status, self.then, self.end, self.breaks = [], 200, lambda: None, b"\n\n", False
 
     async def serve(self, request):
         self.seen.append((request.path, request.headers.copy(), await request.json()))
@@ -42,12 +44,15 @@ class Outside:
         if self.status != 200:
             return web.json_response({"error": {"message": "no", "type": "t", "code": "c"}}, status=self.status)
         if not self.seen[-1][2].get("stream"):
-            return web.json_response({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}, headers={"x-theirs": "1"})
+            return web.json_response(
+                {"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}, headers={"x-theirs": "1"}
+            )
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        for event in EVENTS:
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(b"".join(b"data: " + json.dumps(event).encode() + self.end for event in EVENTS))
+        if self.breaks:
+            request.transport.abort()
+        await response.write(b"data: [DONE]" + self.end)
         return response
 
 
@@ -136,7 +141,7 @@ async def test_a_service_without_overflow_holds_its_requests(tmp_path):
     assert outside.seen == []
 
 
-@pytest.mark.parametrize("fault", [401, 429, 500, 302])
+@pytest.mark.parametrize("fault", [400, 401, 413, 422, 429, 500, 302])
 async def test_what_a_target_refuses_is_held_on_and_served_by_a_replica(tmp_path, fault):
     async with served(tmp_path) as (harness, outside, replica, client):
         outside.status, outside.then = fault, lambda: harness.frame(address=replica.http)
@@ -145,11 +150,45 @@ async def test_what_a_target_refuses_is_held_on_and_served_by_a_replica(tmp_path
     assert "x-pagoda-overflow" not in headers
 
 
-async def test_what_is_wrong_with_the_request_is_the_clients_to_know(tmp_path):
+@pytest.mark.parametrize("body", [b'{"model": "m", "user": "\xff"}', b'{"model": "m", "prompt": "x", "x": 1e999}'])
+async def test_a_body_that_cannot_be_written_anew_stays_and_is_for_a_replica_to_judge(tmp_path, body):
+    async with served(tmp_path) as (harness, outside, replica, client):
+        asked = asyncio.create_task(client.post("/v1/completions", data=body))
+        await harness.until(lambda: harness.queue.count("ns/s"))
+        harness.frame(address=replica.http)
+        async with await asked as answer:
+            assert (answer.status, await answer.json()) == (200, {"replica": "a"})
+    assert outside.seen == []
+
+
+@pytest.mark.parametrize("key", ["", "two\nlines", "caf\u00e9"])
+async def test_a_key_that_was_spoilt_after_the_start_is_a_failure_of_the_target(tmp_path, key):
+    async with served(tmp_path, hold_limit=0) as (_, outside, _, client):
+        (tmp_path / "key").write_text(key)
+        status, _, body = await ask(client)
+    assert (status, json.loads(body)["error"]["code"], outside.seen) == (429, "queue_full", [])
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+async def test_only_the_event_with_the_usage_is_taken_out_whatever_ends_lines(tmp_path, end):
+    async with served(tmp_path, hold_timeout_s=0.0) as (_, outside, _, client):
+        outside.end = end
+        _, _, body = await ask(client, stream=True)
+    assert body == b"data: " + json.dumps(EVENTS[0]).encode() + end + b"data: [DONE]" + end
+
+
+async def test_the_error_event_of_a_stream_that_breaks_off_follows_the_events_that_end_by_crlf(tmp_path):
     async with served(tmp_path) as (_, outside, _, client):
-        outside.status = 400
-        status, headers, body = await ask(client)
-    assert (status, json.loads(body)["error"]["message"], headers["x-pagoda-overflow"]) == (400, "no", "hosted")
+        outside.end, outside.breaks = b"\r\n\r\n", True
+        _, _, body = await ask(client, path="/v1/responses", input="x", stream=True)
+    assert b'"sequence_number":2' in body.rpartition(b"\r\n\r\n")[2].replace(b" ", b"")
+
+
+async def test_the_access_line_of_a_whole_answer_from_outside_says_how_it_ended(tmp_path):
+    async with served(tmp_path) as (_, _, _, client):
+        with structlog.testing.capture_logs() as lines:
+            await ask(client)
+    assert [line["finish"] for line in lines if "finish" in line] == [["stop"]]
 
 
 async def test_a_target_whose_certificate_is_not_trusted_sees_nothing(tmp_path):
@@ -193,6 +232,7 @@ async def test_a_held_stream_that_has_begun_goes_on_with_the_targets_events(tmp_
         ({"url": "https://user@api.example.com/v1", "key": "KEY"}, "url must be https://"),
         ({"url": "https://api.example.com/v1?x=1", "key": "KEY"}, "url must be https://"),
         ({"url": "https://api.example.com/v1", "key": "EMPTY"}, "must have the API key"),
+        ({"url": "https://api.example.com/v1", "key": "LINES"}, "must have the API key"),
         ({"url": "https://api.example.com/v1"}, "key"),
         ({"url": "https://api.example.com/v1", "key": "KEY", "headers": {}}, "headers"),
     ],
@@ -200,6 +240,7 @@ async def test_a_held_stream_that_has_begun_goes_on_with_the_targets_events(tmp_
 def test_a_target_that_is_not_safe_or_not_known_is_refused_at_the_start(tmp_path, about, why):
     (tmp_path / "KEY").write_text("k")
     (tmp_path / "EMPTY").write_text("\n")
+    (tmp_path / "LINES").write_text("a\nb\n")
     file = tmp_path / "targets.json"
     file.write_text(json.dumps({"targets": {"a": {n: str(tmp_path / v) if n == "key" else v for n, v in about.items()}}}))
     with pytest.raises(ValueError, match=why):
