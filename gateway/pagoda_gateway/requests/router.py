@@ -28,6 +28,7 @@ from pagoda_gateway.requests.frozen import Frozen
 from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, Place, RequestLife
 from pagoda_gateway.requests.near_names import near
+from pagoda_gateway.requests.terms import HoldRules, Terms
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.outliers import without_outliers
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
@@ -72,31 +73,11 @@ class Attempt(Protocol[A_co]):
     async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
 
 
-class Terms(NamedTuple):
-    """How long a request may wait for an endpoint, and among which addresses ("ip:port", or "ip" with any port) it must be; None: all."""
-
-    hold_s: float = math.inf
-    within: frozenset[str] | None = None
-
-    def allow(self, address: str) -> bool:
-        """Returns whether a replica may be chosen."""
-        return self.within is None or address in self.within or address.rpartition(":")[0] in self.within
-
-
 class Wait(NamedTuple):
     """No endpoint: wait in this service's queue, for this reason."""
 
     service: str
     reason: str
-
-
-class HoldRules(NamedTuple):
-    """How requests are held: for how long, and after how long a stream's client gets comments that keep its connection alive. `gateways`:
-    how many share the replicas."""
-
-    timeout_s: float
-    ping_after_s: float = 15.0
-    gateways: int = 1
 
 
 class Router:
