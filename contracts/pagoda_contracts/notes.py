@@ -15,6 +15,9 @@ from pagoda_contracts.usage import Used
 State = Literal["more", "over", "died"]
 
 NOTE: Final = b": pagoda "
+# What was answered of one stream, as it stands behind the body for the replica that continues it. A token is six bytes: 500,000 tokens, or
+# 8,000 with 20 log-probabilities each.
+MAX_ANSWERED: Final = 3 << 20
 _LINE: Final = re.compile(rb"(more|over)(?: (\d{1,15}) (\d{1,15}) (\d{1,15}))?(?: (\{[^\n]*\}))?")
 
 

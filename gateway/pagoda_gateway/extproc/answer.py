@@ -64,11 +64,13 @@ class Answer:
         self._failure: AttemptFailed | None = None
 
     def moved(self, endpoint: Endpoint) -> None:
-        """Envoy sent the request to another replica than the one that was picked."""
+        """Envoy sent the request to another replica than the one that was picked. It says so with the answer's head, so the time since the
+        pick is that replica's."""
         self._place.close()
         self._life.repicked("envoy")
-        self._life.endpoint = endpoint.address
+        self._life.endpoint, asked_ms = endpoint.address, self._life.asked_ms
         self._place.enter_context(self._life.at(endpoint))
+        self._life.asked_ms = asked_ms
 
     async def head(self, head: Head) -> pb.ProcessingResponse:
         """Returns what Envoy does with the answer's head."""

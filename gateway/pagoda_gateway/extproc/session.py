@@ -35,7 +35,8 @@ from pagoda_gateway.requests.in_flight import InFlight
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.observed import Observed
-from pagoda_gateway.requests.router import Router, Terms
+from pagoda_gateway.requests.router import Router
+from pagoda_gateway.requests.terms import Terms
 from pagoda_gateway.requests.usage import Usage, ended, payer_of
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.watch.cache import EndpointCache

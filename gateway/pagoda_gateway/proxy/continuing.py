@@ -6,17 +6,14 @@ The marks are the replica's own words, and stay closed here: the gateway knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from multidict import CIMultiDict
 from pagoda_contracts.names import HEADER_ANSWERED
+from pagoda_contracts.notes import MAX_ANSWERED
 
 from pagoda_gateway.proxy.upstream import Call
 from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.errors import QueueFull
-
-# Six bytes a token: 500,000 tokens, or 8,000 with 20 log-probabilities each.
-_MOST_BYTES: Final = 3 << 20
 
 
 class Record:
@@ -34,7 +31,7 @@ class Record:
         if self.lost or not size:
             return
         try:
-            if self._size + size > _MOST_BYTES:
+            if self._size + size > MAX_ANSWERED:
                 raise QueueFull("one stream's record is too long")
             self._take(size)
         except QueueFull:

@@ -48,6 +48,7 @@ from pagoda_gateway.requests.in_flight import InFlight
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.usage import Usage, ended, payer_of
 from pagoda_gateway.watch.cache import EndpointCache
@@ -146,11 +147,11 @@ class Api:
         return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
-        for model in self._served(request[TENANT]):
+        name, served = request.match_info["id"], self._served(request[TENANT])
+        for model in served:
             if model.name == name:
                 return _json(self._card(model))
-        raise ModelNotFound(name)
+        raise ModelNotFound(name, near(name, [model.name for model in served]))
 
     def _card(self, model: ServedName) -> dict[str, str | int | bool]:
         """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""

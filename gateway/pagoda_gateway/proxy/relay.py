@@ -39,7 +39,7 @@ from pagoda_gateway.proxy.sse import Events, NotedEvents, Release, count
 from pagoda_gateway.proxy.upstream import Call, Sent, Upstream
 from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of, late_answer
-from pagoda_gateway.requests.errors import Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.errors import CannotContinue, Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
 from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.limiter import Account
 
@@ -85,7 +85,6 @@ class Answer(Protocol):
     @property
     def content(self) -> Pieces: ...
     async def read(self) -> bytes: ...
-    def close(self) -> None: ...
 
 
 _PING: Final = b": held\n\n"
@@ -109,7 +108,7 @@ class Relay:
         """With the first two arguments bound, router.py's Attempt."""
         record = self._record = self._record or Record(life.take_bytes)
         if self.begun is not None and record.lost:
-            raise UpstreamDied("the replica died with this answer under way; it cannot be continued")
+            raise CannotContinue("the replica died with this answer under way; it cannot be continued")
         answer = await self._upstream.send(address, record.call(call), self._sent, fresh=fresh)
         try:
             headers = to_client(answer.headers, route)
@@ -120,7 +119,8 @@ class Relay:
                 return await self._stream(answer, headers, life, record)
             whole = await _whole(answer, headers)
             if self.begun is not None:
-                raise UpstreamDied(f"the replica died with this answer under way, and another one cannot continue it: {whole.status}")
+                fault = UpstreamDied if whole.status >= HTTPStatus.INTERNAL_SERVER_ERROR else CannotContinue
+                raise fault(f"the replica died with this answer under way, and another one cannot continue it: {whole.status}")
             if isinstance(whole.body, bytes):
                 self.finish.feed(whole.body)
                 if self.opened is not None:
@@ -175,7 +175,7 @@ class Relay:
 
     async def _say_continued(self, begun: web.StreamResponse, life: Life, noted: str | None) -> None:
         if noted not in _CONTINUABLE:
-            raise UpstreamDied("the replica died with this answer under way, and another one began it anew")
+            raise CannotContinue("the replica died with this answer under way, and another one began it anew")
         life.continued(exact=noted == CONTINUABLE_EXACT)
         if noted == CONTINUABLE_OTHER:
             await begun.write(_OTHER_NUMBERS)
@@ -232,6 +232,7 @@ class Relay:
         if release.used is not None:
             await self.account.note(release.used)
         record.add(release.answered)
+        life.fixed = life.fixed or record.lost
         life.advanced = life.advanced or bool(release.answered)
         self._count += count(release.events)
         self.finish.feed(release.events)

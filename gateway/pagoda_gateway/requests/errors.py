@@ -16,6 +16,7 @@ GatewayError                  ends one request
 ├── AllOverloaded 503         every ready replica refused the request as overloaded
 ├── NotSynced 503             the gateway has not listed the cluster yet
 ├── UpstreamDied 502          the replica died with the answer under way
+│   └── CannotContinue 502    one did, and the next one, which is sound, cannot go on with the answer
 ├── ProxyMisconfigured 500    Envoy asks for a replica in a way that cannot work
 └── ShuttingDown 503          the gateway's own deadline
 NeedsMore                     the request needs more tokens than are reserved; handlers.py reserves them and sends it again
@@ -205,6 +206,10 @@ class UpstreamDied(GatewayError):
     status, code, should_retry = 502, "upstream_died", False
 
 
+class CannotContinue(UpstreamDied):
+    """A replica died while it answered, and the one that was to go on cannot. It is not that one's failure."""
+
+
 class ShuttingDown(GatewayError):
     """The gateway's own drain deadline has passed."""
 
@@ -246,4 +251,4 @@ UNREACHABLE: Final = "connect"
 
 
 class Died(AttemptFailed):
-    """The connection ended after the request was sent. It is picked again: a request that kills replicas kills three at most."""
+    """The connection ended after the request was sent. It is picked again: a request that kills replicas kills two at most."""

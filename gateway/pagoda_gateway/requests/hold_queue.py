@@ -1,7 +1,8 @@
 """HoldQueue: requests that were accepted while no endpoint can take them. A bounded queue per service, woken by events, never by polling.
 
-One request looks at a time, in the order of routing/turns.py. If it finds an endpoint, the next one looks. If it finds that every endpoint
-is full, the others do not look before something changes. A ticket keeps its place until its request leaves, however often it looks in vain.
+A change begins a sweep: one request looks at a time, in the order of routing/turns.py, whether the one before it found an endpoint or not.
+If one finds that every endpoint is full, the sweep ends. Changes during a sweep begin one more at its end: begun anew at each change, a
+sweep of many requests never came to the last ones. A ticket keeps its place until its request leaves, however often it looks in vain.
 Called by lifecycle.py and router.py.
 """
 
@@ -17,7 +18,7 @@ from pagoda_gateway.limits.rules import Policy
 from pagoda_gateway.requests.errors import LoadShed, QueueFull
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.shed import Fill, shed_share
-from pagoda_gateway.routing.turns import Key, Turns, emptied, in_order, joined, next_key, rank_of, taken
+from pagoda_gateway.routing.turns import Key, Turns, emptied, in_order, joined, rank_of, taken
 
 UNSYNCED: Final = ""
 """The queue of requests that wait until the gateway has listed the cluster's services and replicas."""
@@ -73,13 +74,16 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Queue:
-    """One service's tickets by line. `looking`: tickets that are woken and have not looked; `looked`: those that looked in vain since the
-    last change."""
+    """One service's tickets by line. `looking`: tickets that are woken and have not looked; `order`: those that look next in this sweep;
+    `late`: those that came since it began; `full`: the last sweep ended because every endpoint was full; `again`: one more is due."""
 
     turns: Turns = field(default_factory=Turns)
     lines: dict[Key, dict[Ticket, None]] = field(default_factory=dict)
     looking: set[Ticket] = field(default_factory=set)
-    looked: set[Ticket] = field(default_factory=set)
+    order: Iterator[Ticket] = field(default_factory=lambda: iter(()))
+    late: dict[Ticket, None] = field(default_factory=dict)
+    full: bool = False
+    again: bool = False
     count: int = 0
 
     def tickets(self) -> Iterator[Ticket]:
@@ -91,6 +95,7 @@ class _Queue:
             self.lines[ticket.key] = {ticket: None} | line
         else:
             line[ticket] = None
+        self.late[ticket] = None
         self.count += 1
         self.turns = joined(self.turns, ticket.key, ticket.claim.weight, now_ms)
 
@@ -99,29 +104,45 @@ class _Queue:
             self.turns = taken(self.turns, ticket.key, now_ms)
         line = self.lines[ticket.key]
         del line[ticket]
+        self.late.pop(ticket, None)
         self.count -= 1
         if not line:
             del self.lines[ticket.key]
             self.turns = emptied(self.turns, ticket.key)
 
     def in_order(self, now_ms: float) -> Iterator[Ticket]:
-        lines = {key: iter(line) for key, line in self.lines.items()}
+        lines = {key: iter(tuple(line)) for key, line in self.lines.items()}
         counts = {key: len(line) for key, line in self.lines.items()}
         return (next(lines[key]) for key in in_order(self.turns, counts, now_ms))
 
-    def head(self, now_ms: float) -> Ticket | None:
-        """The next one that has not looked. It is nearly always the first of all."""
-        key = next_key(self.turns, now_ms)
-        if key is None:
-            return None
-        first = next(iter(self.lines[key]))
-        return first if first not in self.looked else next((one for one in self.in_order(now_ms) if one not in self.looked), None)
+    def sweep(self, now_ms: float) -> None:
+        """All look, one after the other, when those that look now have."""
+        self.again = bool(self.looking)
+        if not self.looking:
+            self.full = False
+            self.order = self.in_order(now_ms)
+            self.late.clear()
+            self.hand_on(now_ms)
+
+    def end(self) -> None:
+        """Every endpoint is full: nobody else looks."""
+        self.full, self.order = True, iter(())
 
     def hand_on(self, now_ms: float) -> None:
         """The next one looks, unless one does."""
-        if not self.looking and (ticket := self.head(now_ms)) is not None:
+        if self.looking:
+            return
+        if (ticket := None if self.full else self._next()) is not None:
             self.looking.add(ticket)
             ticket.wake()
+        elif self.again:
+            self.sweep(now_ms)
+
+    def _next(self) -> Ticket | None:
+        waiting = (ticket for ticket in self.order if ticket in self.lines.get(ticket.key, ()))
+        if (ticket := next(waiting, None)) is None and (ticket := next(iter(self.late), None)) is not None:
+            del self.late[ticket]
+        return ticket
 
 
 class HoldQueue:
@@ -180,7 +201,6 @@ class HoldQueue:
         looked = ticket in queue.looking
         queue.drop(ticket, now_ms, served=served)
         queue.looking.discard(ticket)
-        queue.looked.discard(ticket)
         self._tenants[ticket.claim.tenant] -= 1
         self._tenants += Counter()  # drops those with nothing
         self._total -= 1
@@ -197,21 +217,29 @@ class HoldQueue:
     def wake(self, service: str, now_ms: float = 0.0) -> None:
         """Something changed for this service: its requests look again, one after the other."""
         if (queue := self._queues.get(service)) is not None:
-            queue.looked.clear()
+            queue.sweep(now_ms)
+
+    def came(self, ticket: Ticket, now_ms: float = 0.0) -> None:
+        """This one may find an endpoint. It looks behind those that wait: they have looked since the last change, unless all was full."""
+        queue = self._queues[ticket.service]
+        if queue.full and not queue.looking:
+            queue.sweep(now_ms)
+        else:
             queue.hand_on(now_ms)
 
     def looked(self, ticket: Ticket, now_ms: float = 0.0, *, full: bool) -> None:
         """This one found no endpoint. The next one looks, unless it would find none either, because all are `full`."""
         queue = self._queues[ticket.service]
         queue.looking.discard(ticket)
-        queue.looked.add(ticket)
-        if not full:
-            queue.hand_on(now_ms)
+        if full:
+            queue.end()
+        queue.hand_on(now_ms)
 
     def wake_all(self, now_ms: float = 0.0) -> None:
         """Names may have changed: every request looks, in order."""
         for queue in self._queues.values():
-            queue.looked.clear()
+            queue.full, queue.order = False, iter(())
+            queue.late.clear()
             for ticket in list(queue.in_order(now_ms)):
                 queue.looking.add(ticket)
                 ticket.wake()

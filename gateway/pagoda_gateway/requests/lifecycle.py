@@ -16,7 +16,7 @@ from pagoda_contracts.route import NO_ENDPOINT, REASON_OVERFLOW, REPICK_PREFIX, 
 
 from pagoda_gateway.limits.rules import NO_POLICY, Policy
 from pagoda_gateway.requests.budget import Budget, Take
-from pagoda_gateway.requests.errors import UNREACHABLE, Died, GatewayError, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.errors import UNREACHABLE, CannotContinue, Died, GatewayError, Overloaded, Refused, UpstreamDied
 from pagoda_gateway.requests.hold_queue import ALONE, Claim, HoldQueue, Ticket
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.tally import Tally
@@ -28,6 +28,8 @@ from pagoda_gateway.watch.services import Overflow
 
 log = structlog.get_logger()
 
+# From here on an answer says nothing of how long requests take.
+_REFUSED: Final = 400
 _CLIENT_LEFT: Final = 499
 _FAILED: Final = 500
 # A replica that answers so time after time is broken. 501 is an answer to the request.
@@ -57,6 +59,10 @@ class Place:
     async def wait(self, seconds: float) -> None:
         """Returns when something changed for the queue; TimeoutError after `seconds`."""
         await self.ticket.wait(seconds)
+
+    def came(self) -> None:
+        """It might find an endpoint, and waits for its turn."""
+        self._queue.came(self.ticket, self._clock_ms())
 
     def looked(self, service: str, *, full: bool) -> None:
         """It found no endpoint, and waits on; in another service's queue, if its name is that one's now. `full`: no endpoint has room."""
@@ -165,7 +171,6 @@ class RequestLife:
             self.adapter = endpoint.adapter(self.request.model)
             try:
                 yield
-                self._counters.cache.took(endpoint, self._counters.clock_ms() - self.asked_ms)
             except Refused as refusal:
                 self._counters.cache.mark_refused(endpoint)
                 if isinstance(refusal, Overloaded):
@@ -176,6 +181,8 @@ class RequestLife:
             except Died:  # frames came during the attempt: the last one of them is from before the death too
                 self.tried[endpoint.name] = endpoint.frame.sequence if endpoint.frame else 0
                 self._tried(failed=True, broken=True)
+                raise
+            except CannotContinue:  # the death was another replica's
                 raise
             except UpstreamDied:
                 self._tried(failed=True, broken=True)
@@ -221,6 +228,8 @@ class RequestLife:
     def answered(self, status: int) -> None:
         """A replica's answer is complete."""
         self.status = status
+        if self._at is not None and status < _REFUSED:
+            self._counters.cache.took(self._at, self._counters.clock_ms() - self.asked_ms)
         self._tried(failed=status >= _FAILED, broken=status in _BROKEN)
 
     def end(self, error: BaseException | None) -> None:

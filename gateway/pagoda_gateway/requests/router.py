@@ -28,6 +28,7 @@ from pagoda_gateway.requests.frozen import Frozen
 from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, Place, RequestLife
 from pagoda_gateway.requests.near_names import near
+from pagoda_gateway.requests.terms import HoldRules, Terms
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.outliers import without_outliers
 from pagoda_gateway.routing.pick import NoPick, Pick, Split, any_routable, pick, pick_by_revision
@@ -72,31 +73,11 @@ class Attempt(Protocol[A_co]):
     async def __call__(self, address: str, route: str, *, fresh: bool) -> A_co: ...
 
 
-class Terms(NamedTuple):
-    """How long a request may wait for an endpoint, and among which addresses ("ip:port", or "ip" with any port) it must be; None: all."""
-
-    hold_s: float = math.inf
-    within: frozenset[str] | None = None
-
-    def allow(self, address: str) -> bool:
-        """Returns whether a replica may be chosen."""
-        return self.within is None or address in self.within or address.rpartition(":")[0] in self.within
-
-
 class Wait(NamedTuple):
     """No endpoint: wait in this service's queue, for this reason."""
 
     service: str
     reason: str
-
-
-class HoldRules(NamedTuple):
-    """How requests are held: for how long, and after how long a stream's client gets comments that keep its connection alive. `gateways`:
-    how many share the replicas."""
-
-    timeout_s: float
-    ping_after_s: float = 15.0
-    gateways: int = 1
 
 
 class Router:
@@ -115,9 +96,12 @@ class Router:
         if not self._queue.count(service):
             return
         self._counters.demand_changed(service)
-        known = self._cache.service(service)
-        if known and any_routable(self._cache.endpoints(known), self._clock_ms()):
+        if any_routable(self._endpoints(service), self._clock_ms()):
             self._queue.wake(service, self._clock_ms())
+
+    def _endpoints(self, service: str) -> Sequence[Endpoint]:
+        known = self._cache.service(service)
+        return self._cache.endpoints(known) if known is not None else ()
 
     def names_changed(self) -> None:
         """Names may belong to other services now, or services may be stalled: wakes all queues."""
@@ -251,14 +235,14 @@ class Router:
 
     async def _hold(self, life: RequestLife, wait: Wait, terms: Terms) -> Pick:
         """Waits in a queue for a pick. No await stands between looking and waiting, so no wake-up is lost."""
+        began_ms = self._clock_ms() - life.held_ms
         hold, timeout_s = self._rules_of(life, wait.service)
-        deadline_ms = self._clock_ms() + min(timeout_s, terms.hold_s) * 1000 - life.held_ms
         with life.held(wait.service, hold.requests, self._draw()) as place:
             if wait.reason == HELD_IN_TURN:
-                self._queue.wake(wait.service, self._clock_ms())
+                place.came()
             while True:
                 try:
-                    await self._woken(life, place, deadline_ms)
+                    await self._woken(life, place, began_ms + min(timeout_s, terms.hold_s) * 1000)
                 except TimeoutError as error:
                     service = f"replica of {wait.service}" if wait.service else "replica of any service"
                     raise HoldTimeout(f"no {service} took the request in time; the next candidate is: {wait.reason}") from error
@@ -266,8 +250,15 @@ class Router:
                 if isinstance(choice, Pick):
                     place.served = True
                     return choice
+                if choice.service != wait.service:
+                    _, timeout_s = self._rules_of(life, choice.service)
                 wait = choice
-                place.looked(wait.service, full=wait.reason == HELD_FULL)
+                place.looked(wait.service, full=wait.reason == HELD_FULL and self._full(wait.service))
+
+    def _full(self, service: str) -> bool:
+        """Whether no replica has room for anybody, rather than none of those that one request may use."""
+        found = self._endpoints(service)
+        return not any_routable((one for one in found if has_room(one, self._rules.gateways)), self._clock_ms())
 
     async def _woken(self, life: RequestLife, place: Place, deadline_ms: float) -> None:
         """Returns when the request may look again; TimeoutError at the deadline. In between, the client of a stream gets comments."""

@@ -44,8 +44,9 @@ from pagoda_gateway.requests.lifecycle import Counters
 from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.outside import read_targets
-from pagoda_gateway.requests.router import HoldRules, Router
+from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.requests.terms import HoldRules
 from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.files import keys_of, quotas_of
 from pagoda_gateway.serve.probes import Health, Probes

@@ -144,7 +144,7 @@ OPTIONS: Final = (
     Option("keda", _bool, "false", "answer KEDA as an external scaler on the gRPC port, without authentication"),
     Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),
     Option("hold_timeout", parse_duration, "5m", "how long a request waits for a ready replica"),
-    Option("hold_limit", _count, "2000", "how many requests may wait at once; one tenant's first 1,500 are never refused"),
+    Option("hold_limit", _count, "2000", "how many requests may wait at once"),
     Option("hold_ping_after", parse_duration, "15s", "after so long a held stream begins, with comments that keep its connection alive"),
     Option("overflow_targets", Path, None, "JSON file of APIs outside of the cluster to which services may overflow (requests/outside.py)"),
     Option("body_limit", _bytes, "16Mi", "largest request body"),

@@ -111,7 +111,8 @@ def _usage(quota: Quota, used: Used) -> Usage | None:
         return None
     slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
     counts = tuple(MigSlices(profile=entry.profile, count=used.devices.get(slice_word(entry.profile), 0)) for entry in slices)
-    return Usage(summary=summary(windows), windows=windows, gpus=used.devices.get(GPU), mig_slices=counts)
+    limits = quota.spec.limits if quota.spec is not None else ()
+    return Usage(summary=summary(windows, limits), windows=windows, gpus=used.devices.get(GPU), mig_slices=counts)
 
 
 def _verdict(quota: Quota, used: Devices, native: Native, keys: str) -> _Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pagoda_contracts.pb.demand_pb2 import QuotaReport
 from pagoda_contracts.resources.tenant import TenantQuotaSpec, WindowLimit, WindowUsage
@@ -53,13 +53,14 @@ def _left(most: int | None, used: int | None) -> int | None:
     return None if most is None or used is None else max(0, most - used)
 
 
-def summary(windows: Iterable[WindowUsage]) -> str | None:
-    """Returns usage in words, `20/600 requests, 1200/100000 tokens in 1m`; None without windows."""
-    return "; ".join(f"{', '.join(_words(one))} in {one.window}" for one in windows) or None
+def summary(windows: Iterable[WindowUsage], limits: Iterable[WindowLimit]) -> str | None:
+    """Returns usage in words, `20/600 requests, 1200/100000 tokens in 1m`; None without windows. A window without a limit of its length is
+    of an earlier spec. Used and left do not add up to a limit that is exceeded, so they do not tell it."""
+    known = {limit.window: limit for limit in limits}
+    said = [(_words(one, known[one.window]), one.window) for one in windows if one.window in known]
+    return "; ".join(f"{', '.join(words)} in {window}" for words, window in said if words) or None
 
 
-def _words(window: WindowUsage) -> Iterator[str]:
-    kinds = (("requests", window.requests, window.requests_left), ("tokens", window.tokens, window.tokens_left))
-    for kind, used, left in kinds:
-        if used is not None and left is not None:
-            yield f"{used}/{used + left} {kind}"
+def _words(window: WindowUsage, limit: WindowLimit) -> list[str]:
+    kinds = (("requests", window.requests, limit.requests), ("tokens", window.tokens, limit.tokens))
+    return [f"{used}/{most} {kind}" for kind, used, most in kinds if used is not None and most is not None]

@@ -407,6 +407,16 @@ def test_envoy_finds_the_gateways_only_where_it_is_wanted(cluster):
     assert Callers.model_validate_json(callers["data"]["callers.json"]).proxies == ("edge",)
 
 
+@pytest.mark.parametrize("missing", [("networkPolicy.enabled=false", "networkPolicy.proxies[0]=edge"), ("networkPolicy.enabled=true",)])
+def test_an_open_port_9002_needs_a_policy_that_names_envoys_namespace(cluster, missing):
+    """Any caller with an API key would read the gateways' token in its answers, or none could call at all."""
+    asked = ("gateway.extProc.enabled=true", "gateway.extProc.open=true")
+    with pytest.raises(RuntimeError, match=r"gateway\.extProc\.open .*networkPolicy\.enabled.*networkPolicy\.proxies"):
+        rendered(cluster, *asked, *missing)
+    assert rendered(cluster, *asked, "networkPolicy.proxies[0]=edge")
+    assert rendered(cluster, "gateway.extProc.open=true", *missing), "the port is closed"
+
+
 def test_nothing_of_prometheus_or_grafana_is_installed_unasked(cluster):
     assert not [found["kind"] for found in rendered(cluster) if "monitoring.coreos.com" in found["apiVersion"]]
     assert len(rendered(cluster, *MONITORING)) == len(rendered(cluster)) + 6

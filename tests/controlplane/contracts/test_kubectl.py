@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import API_VERSION
-from pagoda_contracts.resources.tenant import Usage, WindowUsage
+from pagoda_contracts.resources.tenant import Usage, WindowLimit, WindowUsage
 from pagoda_operator.quota.usage import summary
 from support.kube.object_table import Row
 
@@ -78,7 +78,8 @@ def test_get_shows_what_people_look_for(kubectl, plural, columns):
 def test_get_shows_what_is_used_of_a_quota_and_its_status_what_is_left(kubectl):
     """As the operator writes it."""
     windows = [WindowUsage(window="1m", requests=12, requests_left=588, tokens=3100, tokens_left=96900)]
-    usage = Usage(summary=summary(windows), windows=tuple(windows)).model_dump(mode="json", by_alias=True, exclude_none=True)
+    limits = [WindowLimit(window="1m", requests=600, tokens=100000)]
+    usage = Usage(summary=summary(windows, limits), windows=tuple(windows)).model_dump(mode="json", by_alias=True, exclude_none=True)
     create(kubectl, "TenantQuota", "team")
     kubectl("patch", "tenantquota/team", "--subresource=status", "--type=merge", "-p", json.dumps({"status": {"usage": usage}}))
     header, row = kubectl("get", "tenantquota", "team").splitlines()

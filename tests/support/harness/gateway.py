@@ -21,8 +21,9 @@ from pagoda_gateway.requests.in_flight import InFlight
 from pagoda_gateway.requests.lifecycle import Counters
 from pagoda_gateway.requests.limiter import Limiter, LocalStore
 from pagoda_gateway.requests.metrics import Metrics
-from pagoda_gateway.requests.router import HoldRules, Router
+from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
+from pagoda_gateway.requests.terms import HoldRules
 from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.routing.endpoint import Frame
 from pagoda_gateway.watch.cache import EndpointCache

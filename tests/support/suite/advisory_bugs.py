@@ -137,7 +137,7 @@ def headers_have_no_bounds(patch: Patch) -> None:
 
 @plant
 def bodies_have_no_bound(patch: Patch) -> None:
-    async def read(request: Any, _hold: Any) -> bytes:
+    async def read(request: Any, _hold: Any, _most: int) -> bytes:
         return b"".join([chunk async for chunk in request.stream()])
 
     patch.setattr(front_admission, "read_body", read)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from pagoda_contracts.names import HEADER_IGNORED, HEADER_REQUEST_ID
+from pagoda_contracts.names import HEADER_ANSWERED, HEADER_IGNORED, HEADER_REQUEST_ID
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -56,6 +56,7 @@ from pagoda_daemon.metrics import Exposition
 from pagoda_daemon.metrics.text import CONTENT_TYPE
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_COUNT: Final = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
@@ -208,16 +209,19 @@ class Outermost:
 
 
 class Sized:
-    """Refuses bodies that say themselves that they are too large."""
+    """Refuses bodies that say themselves that they are too large. Who calls is not known yet: `read_body` knows who may add what was
+    answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length) > requests.MAX_BODY:
+        headers = Headers(scope=scope)
+        length, answered = headers.get("content-length", "0"), headers.get(HEADER_ANSWERED, "0")
+        most = requests.most_bytes(int(answered) if _COUNT.fullmatch(answered) else 0)
+        if length.isdecimal() and int(length) > most:
             scope["state"]["refusal"] = TOO_LARGE
-            too_large = BadRequest(f"the body must have at most {requests.MAX_BODY} bytes, got {shown(int(length))}", None, TOO_LARGE)
+            too_large = BadRequest(f"the body must have at most {most} bytes, got {shown(int(length))}", None, TOO_LARGE)
             await response_of(scope, too_large)(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
+from pagoda_contracts.notes import MAX_ANSWERED
 
 from pagoda_daemon.api.openai.fields import typed, typed_fields
 from pagoda_daemon.api.openai.messages import Message, check_messages, turns
@@ -22,6 +23,11 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 # Qwen3, GLM and Granite read the first, DeepSeek the second, GPT-OSS the third.
 _TEMPLATE_VARIABLES: Final[Mapping[str, type]] = {"enable_thinking": bool, "thinking": bool, "reasoning_effort": str}
 _MAX_VARIABLE: Final = 64
+
+
+def most_bytes(answered: int) -> int:
+    """How large a body may be that has `answered` bytes behind it of what another replica said."""
+    return MAX_BODY + max(0, min(answered, MAX_ANSWERED))
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

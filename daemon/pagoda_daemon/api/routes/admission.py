@@ -99,15 +99,16 @@ class Admission:
 async def admitted(admission: Admission, scope: Scope, receive: Receive, work: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
     """Reads the body, takes a place, and does `work` with it, for as long as the client stays."""
     with admission.reading() as hold:
+        terms = scope["state"]["caller"].terms
         try:
-            body = await in_time(scope["state"]["caller"].terms.deadline_ms, read_body(Request(scope, receive), hold))
+            body = await in_time(terms.deadline_ms, read_body(Request(scope, receive), hold, requests.most_bytes(terms.answered)))
         except ClientDisconnect:
             return
         with admission.admit(), pinning(admission.adapters) as scope["state"]["pins"]:
             await unless_gone(receive, work(body))
 
 
-async def read_body(request: Request, hold: Callable[[int], None]) -> bytes:
+async def read_body(request: Request, hold: Callable[[int], None], most: int) -> bytes:
     """The whole body, counted as it comes; BadRequest where it is too large."""
     chunks, size = [], 0
     try:
@@ -115,8 +116,8 @@ async def read_body(request: Request, hold: Callable[[int], None]) -> bytes:
             async for chunk in request.stream():
                 size += len(chunk)
                 hold(len(chunk))
-                if size > requests.MAX_BODY:
-                    raise BadRequest(f"the body is larger than {requests.MAX_BODY} bytes", None, TOO_LARGE)
+                if size > most:
+                    raise BadRequest(f"the body is larger than {most} bytes", None, TOO_LARGE)
                 chunks.append(chunk)
     except TimeoutError as error:
         raise BadRequest(f"the body took longer than {requests.BODY_S:g} s; {size} bytes of it came", None, TOO_SLOW) from error

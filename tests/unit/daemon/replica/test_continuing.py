@@ -4,8 +4,9 @@ import hashlib
 import re
 
 import pytest
-from pagoda_contracts.names import ROLE_GATEWAY
-from pagoda_contracts.notes import NOTE
+from pagoda_contracts.names import HEADER_ANSWERED, ROLE_GATEWAY
+from pagoda_contracts.notes import MAX_ANSWERED, NOTE
+from pagoda_daemon.api.openai import requests
 from support.clients.notes import ASKS, Noted, body_of, continued
 from support.kube.issuer import Issuer
 from support.servers.local_replica import NAME, local_replica
@@ -80,6 +81,24 @@ async def test_what_is_no_answer_of_this_model_is_refused(gateway):
         assert (found, reply["error"]["code"]) == (status, code)
 
 
+async def test_a_body_as_large_as_it_may_be_can_be_continued(gateway, monkeypatch):
+    """What was answered stands behind it, and has a limit of its own."""
+    path, fields = CASES["chat"]
+    _, stream = await gateway(path, body_of(fields), ASKS)
+    noted = Noted.of(stream)
+    body, headers = continued(fields, noted.record(3))
+    monkeypatch.setattr(requests, "MAX_BODY", len(body_of(fields)))
+    status, rest = await gateway(path, body, headers)
+    assert status == 200
+    assert content(Noted.of(rest).events) == content(noted.after(3))
+    status, reply = await gateway(path, b" " + body, headers)
+    assert (status, reply["error"]["code"]) == (413, "request_too_large")
+    status, reply = await gateway(path, b" " * (len(body) + MAX_ANSWERED), headers | {HEADER_ANSWERED: str(1 << 40)})
+    assert (status, reply["error"]["code"]) == (413, "request_too_large")
+    status, reply = await gateway(path, b" " + body, headers | {HEADER_ANSWERED: "9" * 5000})
+    assert (status, reply["error"]["code"]) == (413, "request_too_large")
+
+
 async def test_what_cannot_be_continued_has_notes_without_tokens(gateway):
     """They have what was used, as all streams that a gateway asks for."""
     for more in ({"n": 2}, {"prompt": ["x", "y"]}, {"echo": True}):
@@ -89,7 +108,7 @@ async def test_what_cannot_be_continued_has_notes_without_tokens(gateway):
         assert noted.parts[-1][1].used.answer == (4 if "echo" in more else 8)
 
 
-async def test_only_a_gateway_is_sent_tokens_and_believed_what_was_answered(issuer):
+async def test_only_a_gateway_is_sent_tokens_and_believed_what_was_answered(issuer, monkeypatch):
     """A caller with a key of its own reads the same stream as ever, and what it adds to a body makes the body wrong."""
     keys = issuer.file.with_name("keys")
     keys.write_text(hashlib.sha256(KEY).hexdigest())
@@ -101,4 +120,7 @@ async def test_only_a_gateway_is_sent_tokens_and_believed_what_was_answered(issu
         body, headers = continued(fields, b'{"ids":[1]}')
         status, _ = await replica.post(path, body, **key, **headers)
         assert status == 400
+        monkeypatch.setattr(requests, "MAX_BODY", len(body) - 1)
+        status, _ = await replica.post(path, body, **key, **headers)
+        assert status == 413
         await replica.at_rest()

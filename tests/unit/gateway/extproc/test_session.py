@@ -23,6 +23,7 @@ from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.requests.errors import ProxyMisconfigured
 from pagoda_gateway.watch.quotas import rule_of
+from pagoda_gateway.watch.services import Replica
 from prometheus_client.parser import text_string_to_metric_families
 from support.harness.gateway import GatewayHarness
 from support.suite.profiles import examples
@@ -133,6 +134,9 @@ class Harness(GatewayHarness):
 
     def load(self) -> dict[str, int]:
         return {endpoint.address: endpoint.in_flight for endpoint in self.endpoints()}
+
+    def pass_ms(self, ms: int) -> None:
+        self.now_ms += ms
 
     def limit(self, **spec: Any) -> None:
         subjects = {"subjects": {"apiKeysSecretRef": {"namespace": "any", "name": "pagoda-keys-acme"}}}
@@ -301,6 +305,27 @@ async def test_the_request_counts_where_envoy_says_that_it_sent_it():
     stream = await harness.ask(head(), piece(), served, lambda: seen.append(harness.load()), part())
     assert (stream.put()[HEADER_DESTINATION], seen[1]) == (other, {picked: 1, other: 0})
     assert stream.put("response_headers")[HEADER_ROUTE] == f"endpoint={picked}; reason=repick-envoy; held_ms=0; attempt=2"
+
+
+async def timed(harness, *messages):
+    """How long requests take at each replica, after one more."""
+    await harness.ask(head(), piece(), *messages)
+    return {one.name: one.took_ms for one in harness.endpoints()}
+
+
+async def test_an_answer_that_refuses_does_not_say_how_long_requests_take():
+    """A short time would let more requests wait for a row there."""
+    harness = Harness(replicas=("a",))
+    assert await timed(harness, lambda: harness.pass_ms(2), answer(status=400), part()) == {"ns/a": 0}
+    assert await timed(harness, lambda: harness.pass_ms(40), answer(), part()) == {"ns/a": 40}
+
+
+async def test_a_replica_that_envoy_did_not_use_is_not_timed():
+    harness = Harness(replicas=("a",))
+    harness.cache.put_replica(Replica("ns/b", "ns/s", "", "10.0.0.b:8000", "", draining=False))
+    served = answer()
+    served.metadata_context.MergeFrom(metadata(METADATA_LB, **{METADATA_SERVED.replace("-", "_"): "10.0.0.b:8000"}))
+    assert await timed(harness, lambda: harness.pass_ms(10), served, lambda: harness.pass_ms(30), part()) == {"ns/a": 0, "ns/b": 40}
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,11 @@ async def test_one_model_is_described_by_name(bench, one, path):
 
 async def test_a_model_without_a_service_is_not_found(bench, one):
     async with bench.client.get(f"{bench.gateway.url}/v1/models/no/such") as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (404, "model_not_found")
+        assert "did you mean" not in error["message"]
+    async with bench.client.get(f"{bench.gateway.url}/v1/models/org/model:2") as answer:
+        assert "did you mean 'org/model:1'?" in (await answer.json())["error"]["message"]
 
 
 async def test_a_full_line_says_when_to_come_back(bench, one):

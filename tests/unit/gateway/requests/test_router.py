@@ -484,3 +484,33 @@ def test_no_request_is_lost_and_none_is_served_twice(steps):
         assert all(endpoint.in_flight == 0 for endpoint in harness.cache.endpoints(harness.cache.resolve("m")))
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def test_a_request_whose_replicas_are_full_stops_no_other_one():
+    """The first one was refused by the idle replica, so only the full one is left for it."""
+    harness = Harness(limit=20)
+    discover(harness)
+    harness.frame(name="ns/idle", rows=8)
+    harness.frame(name="ns/full", rows=1, running=40)
+    for endpoint in harness.cache.endpoints(harness.cache.service("ns/s")):
+        endpoint.in_flight = 5 if endpoint.name == "ns/full" else 0
+    refused = harness.start("refused", failures=[Overloaded("overloaded")])
+    await turns()
+    assert harness.queue.count("ns/s") == 1
+    others = [harness.start(number) for number in range(4)]
+    await turns()
+    harness.now_ms += 500
+    harness.frame(name="ns/idle", rows=8)  # its refusal counts until then
+    await asyncio.gather(*others)
+    assert (sorted(harness.served), harness.queue.count("ns/s")) == ([0, 1, 2, 3], 1)
+    refused.cancel()
+
+
+async def test_a_request_held_before_the_first_sync_waits_as_its_service_says():
+    harness = Harness(timeout_s=300.0)
+    early = harness.start("early")
+    await turns()
+    harness.service(hold=Hold(0.05, None))
+    harness.synced()
+    with pytest.raises(HoldTimeout):
+        await early

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pagoda_contracts.names import API_VERSION
 from pagoda_contracts.pb.demand_pb2 import QuotaReport, QuotaUsage
-from pagoda_contracts.resources.tenant import TenantQuotaSpec, WindowUsage
+from pagoda_contracts.resources.tenant import TenantQuotaSpec, WindowLimit, WindowUsage
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.quota.usage import QuotaUsages, summary
 from support.harness.quota import START, QuotaHarness
@@ -52,13 +52,17 @@ def test_only_the_newest_window_counts_and_none_that_is_over():
         ((), None),
         ((WindowUsage(window="1m", requests=3, requests_left=597),), "3/600 requests in 1m"),
         (
-            (WindowUsage(window="1m", requests=3, requests_left=597), WindowUsage(window="24h", tokens=5, tokens_left=0)),
-            "3/600 requests in 1m; 5/5 tokens in 24h",
+            (WindowUsage(window="1m", requests=3, requests_left=597), WindowUsage(window="24h", tokens=5, tokens_left=995)),
+            "3/600 requests in 1m; 5/1000 tokens in 24h",
         ),
+        ((WindowUsage(window="1m", requests=700, requests_left=0),), "700/600 requests in 1m"),
+        ((WindowUsage(window="5m", requests=3, requests_left=597),), None),  # of the spec before
+        ((WindowUsage(window="1m", tokens=3, tokens_left=597),), None),
     ],
 )
 def test_the_summary_says_what_is_used_of_what(windows, text):
-    assert summary(windows) == text
+    limits = (WindowLimit(window="1m", requests=600), WindowLimit(window="24h", tokens=1000))
+    assert summary(windows, limits) == text
 
 
 def world_of_limits():
