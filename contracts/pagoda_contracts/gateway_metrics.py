@@ -29,14 +29,21 @@ GATEWAY_CONTINUED: Final = Metric(
     "Streams that went on at another replica: with the same numbers, or with others",
     ("service", "numbers"),
 )
+GATEWAY_OVERFLOWED: Final = Metric(
+    "pagoda_gateway_overflowed",
+    "counter",
+    "Requests that overflowed to an API outside of the cluster. result: answered, broken (its stream broke off), refused (another status "
+    "than 200), failed (no answer), left (the client left) or kept (not sent: the request or the key does not fit)",
+    ("service", "target", "result"),
+)
 GATEWAY_HOLD_SECONDS: Final = Metric(
     "pagoda_gateway_hold_seconds", "histogram", "Time requests were held", ("service",), (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 )
 GATEWAY_TOKENS: Final = Metric(
     "pagoda_gateway_tokens",
     "counter",
-    "Tokens that replicas counted, also for streams that were cut. kind: prompt (without cached ones), cached or answer. The first 1000 "
-    "payers; the rest is `other`",
+    "Tokens that replicas and overflow targets counted, also for streams that were cut. kind: prompt (without cached ones), cached or "
+    "answer. The first 1000 payers; the rest is `other`",
     ("tenant", "key", "service", "adapter", "class", "kind"),
 )
 GATEWAY_OVER_QUOTA: Final = Metric(
@@ -83,7 +90,7 @@ POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queu
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),
-    *(GATEWAY_DURATION, GATEWAY_TTFT, GATEWAY_CONTINUED, GATEWAY_LEFT_OUT),
+    *(GATEWAY_DURATION, GATEWAY_TTFT, GATEWAY_CONTINUED, GATEWAY_LEFT_OUT, GATEWAY_OVERFLOWED),
     *(GATEWAY_TOKENS, GATEWAY_OVER_QUOTA, GATEWAY_QUOTA_STORE),
 )
 GATEWAY: Final = (*GATEWAY_OWN, *GATEWAY_POOL)

@@ -37,7 +37,7 @@ from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.observed import Observed
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.terms import Terms
-from pagoda_gateway.requests.usage import Usage, payer_of
+from pagoda_gateway.requests.usage import Usage, ended, payer_of
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.own_token import OwnToken
@@ -130,7 +130,7 @@ class Session:
                 return account.status  # the client has it; what it means for the replica is recorded
             finally:
                 if account.used is not None:
-                    self._picker.usage.record(payer_of(life, key), account.used, life.request_id, life.request.model, account.status)
+                    self._picker.usage.record(payer_of(life, key), account.used, ended(life, account.status))
             return account.status
 
     async def _body(self, head: Head, life: RequestLife) -> bytes:

@@ -50,7 +50,7 @@ from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.requests.router import Router
-from pagoda_gateway.requests.usage import Usage, payer_of
+from pagoda_gateway.requests.usage import Usage, ended, payer_of
 from pagoda_gateway.watch.cache import EndpointCache
 
 log = structlog.get_logger()
@@ -135,7 +135,7 @@ class Api:
 
     def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
         if account.used is not None:
-            self.usage.record(payer_of(life, request[KEY_ID]), account.used, request[_REQUEST_ID], life.request.model, account.status)
+            self.usage.record(payer_of(life, request[KEY_ID]), account.used, ended(life, account.status))
 
     async def _health(self, _request: web.Request) -> web.Response:
         """Clients of replicas ask so before they begin. Kubelet asks on the probes' port, without a key."""

@@ -32,6 +32,14 @@ log = structlog.get_logger()
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
 
 
+class TargetRefused(AttemptFailed):
+    """The target answered with another status than 200."""
+
+
+class Kept(AttemptFailed):
+    """Nothing was sent to the target."""
+
+
 class Parcel(NamedTuple):
     """A request for a target."""
 
@@ -42,16 +50,34 @@ class Parcel(NamedTuple):
 
 
 def _parcel(life: RequestLife, relay: Relay, target: Target, call: Call) -> Parcel:
-    """Returns what is sent. AttemptFailed if that is not possible, by the request's body or by the target's key."""
+    """Returns what is sent. Kept if that is not possible: by the request's body, by the target's key, or as the name is an adapter's."""
+    if life.is_for_adapter:  # known only since a replica started
+        raise Kept("adapter")
     path, model = URL(call.path, encoded=True).path, life.overflow.model if life.overflow is not None else ""
     try:
         sent = letter(path, call.body, model or target.model, relay.account.bounds)
     except (ValueError, RecursionError) as error:
-        raise AttemptFailed("body", str(error)) from error
+        raise Kept("body", str(error)) from error
     try:
         return Parcel(target, address(target, path), target.authorization(), sent)
     except ValueError as error:
-        raise AttemptFailed("key", str(error)) from error
+        raise Kept("key", str(error)) from error
+
+
+def _result(error: BaseException) -> str:
+    """Returns what became of a request that ended so, as the metric says it. Only after "left" and "broken" it cannot go on."""
+    match error:
+        case Kept():
+            return "kept"
+        case TargetRefused():
+            return "refused"
+        case ConnectionResetError():  # by the client
+            return "left"
+        case aiohttp.ClientError() | AttemptFailed() | OSError():
+            return "failed"
+        case Exception():
+            return "broken"
+    return "left"
 
 
 class Overflow:
@@ -75,7 +101,7 @@ class Overflow:
         request is treated as without it: it is held on, or refused."""
         attempt = partial(relay.reserved, call, life)
         path = URL(call.path, encoded=True).path
-        life.targets = frozenset(self._targets) if fits(path, call.body) else frozenset()
+        life.targets = frozenset(self._targets) if fits(path, call.body) and not life.is_for_adapter else frozenset()
         try:
             return await router.serve(life, attempt)
         except (HoldTimeout, QueueFull, AllOverloaded, ServiceStalled) as error:
@@ -94,15 +120,17 @@ class Overflow:
     async def _outside(self, life: RequestLife, relay: Relay, target: Target, call: Call) -> web.StreamResponse | None:
         """Returns the target's answer; None if it gave none that a client should have."""
         before, relay.account.sent, meter = relay.account.sent, True, Meter()
-        life.reason = REASON_OVERFLOW
+        life.reason, result = REASON_OVERFLOW, "answered"
         try:
             return await self._relayed(life, relay, _parcel(life, relay, target, call), meter)
-        except ConnectionResetError:  # the client left
-            raise
-        except (aiohttp.ClientError, AttemptFailed, OSError, TimeoutError) as error:
+        except BaseException as error:
+            result = _result(error)
+            if result in ("left", "broken"):
+                raise
             why = error.reason if isinstance(error, AttemptFailed) else type(error).__name__
         finally:
             relay.account.used = meter.used or relay.account.used
+            life.overflowed(target.name, result)
         relay.account.sent = before
         log.warning("an overflow target did not answer a request", target=target.name, service=life.service, why=why)
         return None
@@ -113,7 +141,7 @@ class Overflow:
         async with self._session.post(parcel.url, data=sent.body, headers=headers, ssl=target.tls, allow_redirects=False) as answer:
             # Also 400 and its like: a replica knows fields and lengths that this API may not know.
             if answer.status != HTTPStatus.OK:
-                raise AttemptFailed(f"status-{answer.status}")
+                raise TargetRefused(f"status-{answer.status}")
             to_client = CIMultiDict({HEADER_ROUTE: life.route(), HEADER_OVERFLOW: target.name})
             to_client[hdrs.CONTENT_TYPE] = answer.headers.get(hdrs.CONTENT_TYPE, "application/json")
             response = await relay.outside(Metered(answer, meter, hides_usage=sent.hides_usage), to_client)

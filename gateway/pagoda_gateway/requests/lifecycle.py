@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
-from pagoda_contracts.route import NO_ENDPOINT, REPICK_PREFIX, Route, format_route
+from pagoda_contracts.route import NO_ENDPOINT, REASON_OVERFLOW, REPICK_PREFIX, Route, format_route
 
 from pagoda_gateway.limits.rules import NO_POLICY, Policy
 from pagoda_gateway.requests.budget import Budget, Take
@@ -193,6 +193,20 @@ class RequestLife:
         self.reason = REPICK_PREFIX + reason
         self.attempt += 1
         self._counters.metrics.repicked(self.service, reason)
+
+    def overflowed(self, target: str, result: str) -> None:
+        """The request went to a target, or should have."""
+        self._counters.metrics.overflowed(self.service, target, result)
+
+    @property
+    def target(self) -> str:
+        """Where the answer is from, if it is from outside of the cluster; else ""."""
+        return self.overflow.target if self.overflow is not None and self.reason == REASON_OVERFLOW else ""
+
+    @property
+    def is_for_adapter(self) -> bool:
+        """Whether `model` stands for a LoRA at any replica."""
+        return self._counters.cache.is_adapter(self.request.model)
 
     def first_byte(self) -> None:
         """The first byte of a stream has arrived from the replica."""

@@ -28,6 +28,7 @@ class Metrics:
         self._repicks = _counter(words.GATEWAY_REPICKS, self._registry)
         self._left_out = _counter(words.GATEWAY_LEFT_OUT, self._registry)
         self._continued = _counter(words.GATEWAY_CONTINUED, self._registry)
+        self._overflowed = _counter(words.GATEWAY_OVERFLOWED, self._registry)
         self._tokens = _counter(words.GATEWAY_TOKENS, self._registry)
         self._tokens_of: dict[tuple[str, ...], tuple[Counter, ...]] = {}  # a look-up of one series takes 3 µs, and a request has three
         self._over_quota = _counter(words.GATEWAY_OVER_QUOTA, self._registry)
@@ -77,6 +78,10 @@ class Metrics:
     def continued(self, service: str, *, exact: bool) -> None:
         """A stream goes on at another replica."""
         self._continued.labels(service, "same" if exact else "other").inc()
+
+    def overflowed(self, service: str, target: str, result: str) -> None:
+        """A request went to an API outside of the cluster, or should have. The installation names the targets."""
+        self._overflowed.labels(service, target, result).inc()
 
     def held(self, service: str, seconds: float) -> None:
         """A request left the hold queue."""

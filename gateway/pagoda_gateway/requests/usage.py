@@ -33,6 +33,20 @@ def payer_of(life: RequestLife, key: str) -> Payer:
     return Payer(life.request.tenant, key, life.service, life.adapter, life.request.tier)
 
 
+class Ended(NamedTuple):
+    """A request's end, for its line. `status` 0: it was cut, by its client or by a fault. `target`: the API outside that answered."""
+
+    request_id: str
+    model: str
+    status: int
+    target: str = ""
+
+
+def ended(life: RequestLife, status: int) -> Ended:
+    """Returns a request's end."""
+    return Ended(life.request_id, life.request.model, status, life.target)
+
+
 class Usage:
     """`write` takes the fields of a line; None: no lines are written."""
 
@@ -40,13 +54,13 @@ class Usage:
         self._metrics, self._write = metrics, write
         self._known: set[Payer] = set()
 
-    def record(self, payer: Payer, used: Used, request_id: str, model: str, status: int) -> None:
-        """A request has ended. `status` 0: it was cut, by its client or by a fault."""
+    def record(self, payer: Payer, used: Used, end: Ended) -> None:
+        """A request has ended."""
         self._metrics.used(self._bounded(payer), used)
         if self._write is not None:
             labels = {"tenant": payer.tenant, "key": payer.key, "service": payer.service, "adapter": payer.adapter, "class": payer.tier}
             tokens = {"prompt_tokens": used.prompt - used.cached, "cached_tokens": used.cached, "answer_tokens": used.answer}
-            self._write("usage", **labels, model=model, **tokens, request_id=request_id, status=status)
+            self._write("usage", **labels, model=end.model, target=end.target, **tokens, request_id=end.request_id, status=end.status)
 
     def _bounded(self, payer: Payer) -> Payer:
         if payer not in self._known:

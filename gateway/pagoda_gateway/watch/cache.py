@@ -177,6 +177,11 @@ class EndpointCache:
         known = self._by_service.get(service.key, {})
         return [endpoint for endpoint in known.values() if endpoint.service_uid in ("", service.uid)]
 
+    def is_adapter(self, model: str) -> bool:
+        """Whether the name stands for a LoRA at any replica of its service."""
+        service = self.resolve(model)
+        return service is not None and any(endpoint.adapter(model) for endpoint in self.endpoints(service))
+
     def service(self, key: str) -> Service | None:
         """Returns a service by its key."""
         return self._services.get(key)

@@ -184,6 +184,60 @@ async def test_the_error_event_of_a_stream_that_breaks_off_follows_the_events_th
     assert b'"sequence_number":2' in body.rpartition(b"\r\n\r\n")[2].replace(b" ", b"")
 
 
+def counted(harness):
+    """Overflowed requests by result, all of one service and one target."""
+    lines = [line for line in harness.metrics.exposition().decode().splitlines() if line.startswith("pagoda_gateway_overflowed_total{")]
+    assert all('service="ns/s"' in line and 'target="hosted"' in line for line in lines)
+    return {line.partition('result="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+async def test_requests_that_overflow_are_counted_by_what_became_of_them(tmp_path):
+    async with served(tmp_path, hold_limit=0) as (harness, outside, _, client):
+        await ask(client)
+        outside.status = 400
+        assert (await ask(client))[0] == 429
+        outside.status, outside.breaks = 200, True
+        await ask(client, stream=True)
+        async with client.post("/v1/completions", data=b'{"model": "m", "x": 1e999}') as answer:
+            assert answer.status == 429
+        assert counted(harness) == {"answered": 1, "refused": 1, "broken": 1, "kept": 1}
+
+
+async def test_the_usage_line_names_the_target(tmp_path, monkeypatch):
+    lines = []
+    async with served(tmp_path) as (harness, _, _, client):
+        monkeypatch.setattr(harness.usage, "_write", lambda _event, **fields: lines.append((fields["target"], fields["answer_tokens"])))
+        await ask(client)
+    assert lines == [("hosted", 2)]
+
+
+async def test_the_name_of_an_adapter_is_never_answered_by_a_target(tmp_path):
+    async with served(tmp_path, hold_timeout_s=0.0) as (harness, outside, _, client):
+        has_adapter(harness)
+        assert (await ask(client))[0] == 503
+    assert outside.seen == []
+
+
+async def test_a_name_that_turns_out_to_be_an_adapters_while_it_is_held_stays(tmp_path):
+    async with served(tmp_path, ping_s=0.0) as (harness, outside, replica, client):
+        harness.service(overflow=NOW_IF_HELD._replace(after_s=60.0))
+        async with client.post("/v1/completions", json={"model": "m", "prompt": "x", "stream": True}) as answer:
+            assert await answer.content.readuntil(b"\n\n") == b": held\n\n"
+            has_adapter(harness)
+            harness.now_ms += 60_000.0
+            await harness.until(lambda: counted(harness))
+            harness.frame(address=replica.http)
+            await answer.read()
+    assert (outside.seen, counted(harness)) == ([], {"kept": 1})
+
+
+def has_adapter(harness):
+    """A replica that loads says that `m` is a LoRA there."""
+    harness.frame("loading")
+    (endpoint,) = harness.cache.endpoints(harness.cache.resolve("m"))
+    endpoint.frame = endpoint.frame._replace(adapters=frozenset({"m"}))
+
+
 async def test_the_access_line_of_a_whole_answer_from_outside_says_how_it_ended(tmp_path):
     async with served(tmp_path) as (_, _, _, client):
         with structlog.testing.capture_logs() as lines:

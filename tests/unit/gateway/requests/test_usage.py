@@ -3,7 +3,7 @@
 from pagoda_contracts.gateway_metrics import GATEWAY_TOKENS
 from pagoda_contracts.usage import Used
 from pagoda_gateway.requests import usage
-from pagoda_gateway.requests.usage import Payer, Usage
+from pagoda_gateway.requests.usage import Ended, Payer, Usage
 from prometheus_client.parser import text_string_to_metric_families
 from support.harness.gateway import GatewayHarness
 
@@ -20,7 +20,7 @@ def test_payers_beyond_the_bound_are_counted_together_and_those_before_go_on(mon
     counted = Usage(metrics, lambda event, **fields: lines.append((event, fields["key"])))
     payers = [Payer("acme", f"k{number}", "ns/s", "", "interactive") for number in range(10)]
     for payer in [*payers, payers[0]]:
-        counted.record(payer, Used(7, 4, 2), "r", "m", 200)
+        counted.record(payer, Used(7, 4, 2), Ended("r", "m", 200))
     found = series(metrics)
     assert {labels[1] for labels in found} == {"k0", "k1", "k2", "other"}
     assert {labels[-1]: value for labels, value in found.items() if labels[1] == "k0"} == {"prompt": 6, "cached": 8, "answer": 4}
