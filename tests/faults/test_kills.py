@@ -8,7 +8,8 @@ A failure names its line: `pytest -m sweep tests/faults/test_kills.py --points S
 import statistics
 
 import pytest
-from support.harness.service_life import SCENARIOS, harness_of, run
+from pagoda_operator.api.state import SERVICES
+from support.harness.service_life import NAME, SCENARIOS, harness_of, run
 from support.judges.pacing import recoveries
 from support.kube.fault_plan import AtRequests, EveryWrite, Reaction
 from support.kube.kill_points import drawn, every, length, line_of, nth, points_of, shares, sliced, unplayed
@@ -36,6 +37,7 @@ class Sweep:
                 outcome = run(name, harness, AtRequests({number: Reaction(act) for number, act in points}))
             except AssertionError as error:
                 self.failed(f"--points {line_of(name, points)}\n    {error}")
+                harness.real.kube.delete(SERVICES, harness.real.namespace, NAME)  # its name would be taken for every later life
                 return None
         missed = list(unplayed(points, self.proxy.journal))
         self.spared += [f"{name}:{line}" for line in missed]

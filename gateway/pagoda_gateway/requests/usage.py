@@ -13,7 +13,7 @@ from pagoda_contracts.usage import Used
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.metrics import Metrics
 
-# Five series each. More are counted as `other`, as the endpoint picker of llm-d does.
+# Five series each. More have `other` as their key and adapter, and beyond twice as many all is `other`, as in llm-d's endpoint picker.
 MAX_PAYERS: Final = 1000
 _OTHER: Final = "other"
 
@@ -63,8 +63,9 @@ class Usage:
             self._write("usage", **labels, model=end.model, target=end.target, **tokens, request_id=end.request_id, status=end.status)
 
     def _bounded(self, payer: Payer) -> Payer:
-        if payer not in self._known:
-            if len(self._known) >= MAX_PAYERS:
-                return Payer(*[_OTHER] * len(payer))
-            self._known.add(payer)
-        return payer
+        folded = payer._replace(key=_OTHER, adapter=_OTHER)
+        for one, most in ((payer, MAX_PAYERS), (folded, 2 * MAX_PAYERS)):
+            if one in self._known or len(self._known) < most:
+                self._known.add(one)
+                return one
+        return Payer(*[_OTHER] * len(payer))

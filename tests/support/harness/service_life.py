@@ -147,12 +147,22 @@ class Harness:
     def rest(self, replicas: int, *, hold: bool = False) -> None:
         """All is as the spec wants it, and, with `hold`, stays so: nothing is written for a while."""
         since = time.monotonic()
-        eventually(lambda: self.settled(replicas), f"{replicas} replicas ready and settled")
+        self._settle(replicas)
         self.outcome.took.append(time.monotonic() - since)
         if hold:
             eventually(lambda: self.quiet_for(self.hold_s), "quiet")
             assert self.settled(replicas), "what had settled did not stay so"
         self.outcome.rests.append(self.shape())
+
+    def _settle(self, replicas: int) -> None:
+        """The patience is that of one operator: at a load of 20, each start took a minute, and some lives have five of them."""
+        deaths = self.life.deaths
+        try:
+            eventually(lambda: self.settled(replicas), f"{replicas} replicas ready and settled")
+        except AssertionError:
+            if self.life.deaths == deaths:
+                raise
+            self._settle(replicas)
 
     def settled(self, replicas: int) -> bool:
         service = self.real.service()

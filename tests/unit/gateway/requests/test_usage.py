@@ -23,7 +23,12 @@ def test_payers_beyond_the_bound_are_counted_together_and_those_before_go_on(mon
         counted.record(payer, Used(7, 4, 2), Ended("r", "m", 200))
     found = series(metrics)
     assert {labels[1] for labels in found} == {"k0", "k1", "k2", "other"}
+    assert {labels[0] for labels in found} == {"acme"}, "its tenant and service stay"
     assert {labels[-1]: value for labels, value in found.items() if labels[1] == "k0"} == {"prompt": 6, "cached": 8, "answer": 4}
     rest = {labels: value for labels, value in found.items() if labels[1] == "other"}
-    assert rest == {(*["other"] * 5, kind): 7 * each for kind, each in (("prompt", 3), ("cached", 4), ("answer", 2))}
+    folded = ("acme", "other", "ns/s", "other", "interactive")
+    assert rest == {(*folded, kind): 7 * each for kind, each in (("prompt", 3), ("cached", 4), ("answer", 2))}
     assert lines == [("usage", payer.key) for payer in [*payers, payers[0]]]
+    for number in range(10):
+        counted.record(Payer(f"t{number}", "k", "ns/s", "", "interactive"), Used(7, 4, 2), Ended("r", "m", 200))
+    assert {labels[0] for labels in series(metrics)} == {"acme", "t0", "t1", "other"}
