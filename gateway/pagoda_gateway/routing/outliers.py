@@ -41,11 +41,18 @@ def back(failures: Failures, now_ms: float) -> Failures:
 
 
 def without_outliers(endpoints: Sequence[Endpoint], now_ms: float) -> Sequence[Endpoint]:
-    """Returns the endpoints that are not left out. If less than half of those that can take requests would be left, it returns all: then
-    the fault is likelier in the requests or the network, and the others could not carry the load."""
-    kept = [endpoint for endpoint in endpoints if now_ms >= endpoint.failures.until_ms]
-    if len(kept) == len(endpoints):
+    """Returns the endpoints that are not left out. If less than half of a revision's that can take requests would be left, all of it stay:
+    then the fault is likelier in the revision, the requests or the network, and the others could not carry the load. A canary that fails
+    must go on failing: only its errors end it."""
+    out = [endpoint for endpoint in endpoints if now_ms < endpoint.failures.until_ms]
+    if not out:
         return endpoints
-    able = sum(judge(endpoint, now_ms) in ROUTABLE for endpoint in endpoints)
-    left = sum(judge(endpoint, now_ms) in ROUTABLE for endpoint in kept)
-    return kept if left and 2 * left >= able else endpoints
+    few = {revision for revision in {endpoint.revision for endpoint in out} if _too_few(endpoints, revision, now_ms)}
+    left_out = {endpoint.name for endpoint in out if endpoint.revision not in few}
+    return [endpoint for endpoint in endpoints if endpoint.name not in left_out] if left_out else endpoints
+
+
+def _too_few(endpoints: Sequence[Endpoint], revision: str, now_ms: float) -> bool:
+    able = [endpoint for endpoint in endpoints if endpoint.revision == revision and judge(endpoint, now_ms) in ROUTABLE]
+    left = sum(now_ms >= endpoint.failures.until_ms for endpoint in able)
+    return not left or 2 * left < len(able)

@@ -16,8 +16,10 @@ def of(row, failures=NO_FAILURES, now_ms=NOW):
     return failures
 
 
-def endpoint(name, *, out=False, phase="ready"):
-    made = Endpoint(name, "ns/s", f"{name}:8000", frame=Frame(1, phase, 0, 0, 0), frame_made_ms=NOW, connected=True)
+def endpoint(name, *, out=False, phase="ready", revision=""):
+    made = Endpoint(
+        name, "ns/s", f"{name}:8000", discovered_revision=revision, frame=Frame(1, phase, 0, 0, 0), frame_made_ms=NOW, connected=True
+    )
     made.failures = of(5) if out else NO_FAILURES
     return made
 
@@ -58,6 +60,14 @@ def test_the_only_one_is_never_left_out():
     assert without_outliers(alone, NOW) is alone
     beside_a_loading_one = [endpoint("a", out=True), endpoint("b", phase="loading")]
     assert without_outliers(beside_a_loading_one, NOW) is beside_a_loading_one
+
+
+def test_a_canary_whose_replicas_all_fail_is_not_left_out_and_one_of_several_is():
+    old = [endpoint(name, revision="old") for name in "abc"]
+    canary = [endpoint("new", out=True, revision="new")]
+    assert without_outliers([*old, *canary], NOW) == [*old, *canary]
+    one_of_two = [*canary, endpoint("newer", revision="new")]
+    assert without_outliers([*old, *one_of_two], NOW) == [*old, one_of_two[1]]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["ready", "loading"])), max_size=8))
