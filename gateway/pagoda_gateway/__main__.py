@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import structlog
 
 from pagoda_gateway.serve import settings
@@ -15,12 +14,12 @@ from pagoda_gateway.serve.steady_log import Lines, SteadyLogger
 
 def main(argv: list[str] | None = None) -> None:
     """Runs until SIGTERM or SIGINT; exits 0 when all requests are finished."""
-    lines = configure_log()
     chosen = settings.load(argv)
     try:
         from pagoda_gateway.serve import process
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is missing; in a checkout: pip install '.[gateway]'")
+    lines = configure_log()
     try:
         process.main(chosen)
     finally:
@@ -39,14 +38,15 @@ def configure_log() -> Lines:
     return lines
 
 
-def _json(entry: Any, default: Callable[[Any], Any]) -> str:
-    return msgspec.json.encode(entry, enc_hook=default).decode()
-
-
 def _renderers() -> list[structlog.typing.Processor]:
     if sys.stdout.isatty():
         return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]  # no locals: they hold keys and prompts
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
+    import msgspec  # not installed without the extra, which `main` then names
+
+    def encoded(entry: Any, default: Callable[[Any], Any]) -> str:
+        return msgspec.json.encode(entry, enc_hook=default).decode()
+
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(encoded)]
 
 
 if __name__ == "__main__":
