@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -93,8 +94,18 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Envoy,
 @pytest.fixture
 async def bench(processes: tuple[Envoy, GatewayProcess, Path]) -> AsyncIterator[Bench]:
     envoy, gateway, fleet = processes
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
+    sockets: list[socket.socket] = []
+
+    def made(address: Any) -> socket.socket:
+        sockets.append(socket.socket(*address[:3]))
+        return sockets[-1]
+
+    connector = aiohttp.TCPConnector(socket_factory=made)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), connector=connector) as client:
         yield Bench(envoy, gateway, client, fleet)
+    async with asyncio.timeout(120):  # the body of a refused request may still be on its way out
+        while any(one.fileno() != -1 for one in sockets):
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
