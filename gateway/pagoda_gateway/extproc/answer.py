@@ -7,17 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http import HTTPStatus
 from typing import Final
 
 import structlog
 from pagoda_contracts.names import (
-    ERROR_DRAINING,
-    ERROR_ENGINE_DIED,
-    ERROR_FORBIDDEN,
-    ERROR_NOT_READY,
-    ERROR_OVERLOADED,
-    ERROR_UNAUTHENTICATED,
     HEADER_CONTINUABLE,
     HEADER_ERROR_CODE,
     HEADER_REQUEST_ID,
@@ -29,9 +22,9 @@ from pagoda_contracts.usage import from_header
 from pagoda_gateway.extproc import messages
 from pagoda_gateway.extproc.phases import Head, Piece, Side, chunks
 from pagoda_gateway.proxy.headers import to_client
-from pagoda_gateway.proxy.sse import Events, NotedEvents, Release
+from pagoda_gateway.proxy.sse import Events, NotedEvents, Release, count
 from pagoda_gateway.requests.dialects import Dialect
-from pagoda_gateway.requests.errors import AttemptFailed, Died, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.errors import NOT_LET_IN, AttemptFailed, Died, Refused, UpstreamDied, failure_of
 from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account
@@ -41,16 +34,8 @@ log = structlog.get_logger()
 
 _STATUS: Final = ":status"
 _STREAM: Final = "text/event-stream"
-_FAILURES: Final[dict[str, type[AttemptFailed]]] = {
-    ERROR_DRAINING: Refused,
-    ERROR_NOT_READY: Refused,
-    ERROR_OVERLOADED: Overloaded,
-    ERROR_ENGINE_DIED: Died,
-}
-_NOT_LET_IN: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
 # A whole answer ends with its usage: so much of its end is read for the access line.
 _TAIL: Final = 1 << 16
-_END: Final = b"\n\n"
 
 
 class Answer:
@@ -80,7 +65,9 @@ class Answer:
             await self._account.note(used)
         if before.get("content-type", "").startswith(_STREAM):
             self._events = NotedEvents() if HEADER_CONTINUABLE in before else Events()
-        self._failure = _failure(self._account.status, before.get(HEADER_ERROR_CODE, ""), self._life.route())
+        self._failure = failure_of(self._account.status, before.get(HEADER_ERROR_CODE, ""))
+        if self._failure is not None and self._failure.reason == NOT_LET_IN:
+            log.warning("a replica refuses this gateway's token", route=self._life.route(), status=self._account.status)
         after = to_client(before, self._life.route())
         after.update(self._account.headers)
         after[HEADER_REQUEST_ID] = self._life.request_id
@@ -107,7 +94,7 @@ class Answer:
         if release.used is not None:
             await self._account.note(release.used)
         self._finish.feed(release.events)
-        self._count += release.events.count(_END)
+        self._count += count(release.events)
         self._over = bool(release.end)
         if release.end != "died":
             return release.events
@@ -131,11 +118,3 @@ class Answer:
         if isinstance(self._failure, Refused):
             self._account.sent = False  # nothing was computed
         raise self._failure
-
-
-def _failure(status: int, code: str, route: str) -> AttemptFailed | None:
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and code in _NOT_LET_IN:
-        log.warning("a replica refuses this gateway's token", route=route, status=status)
-        return Refused("not-let-in")
-    kind = _FAILURES.get(code) if status >= HTTPStatus.TOO_MANY_REQUESTS else None
-    return kind(code.replace("_", "-")) if kind is not None else None

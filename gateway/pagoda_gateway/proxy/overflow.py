@@ -154,7 +154,7 @@ class Metered:
 
     def __init__(self, answer: aiohttp.ClientResponse, meter: Meter, *, hides_usage: bool) -> None:
         self._answer, self._meter, self._hides, self._events = answer, meter, hides_usage, Events()
-        self.status, self.content_type, self.headers, self.content = answer.status, answer.content_type, answer.headers, self
+        self.status, self.content_type, self.content = answer.status, answer.content_type, self
 
     async def readany(self) -> bytes:
         """Returns the next events, b"" at the end."""

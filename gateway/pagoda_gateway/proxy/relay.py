@@ -18,13 +18,7 @@ from multidict import CIMultiDict
 from pagoda_contracts.names import (
     CONTINUABLE_EXACT,
     CONTINUABLE_OTHER,
-    ERROR_DRAINING,
-    ERROR_ENGINE_DIED,
-    ERROR_FORBIDDEN,
-    ERROR_NOT_READY,
     ERROR_OVER_RESERVATION,
-    ERROR_OVERLOADED,
-    ERROR_UNAUTHENTICATED,
     HEADER_CONTINUABLE,
     HEADER_ERROR_CODE,
     HEADER_NEEDED_TOKENS,
@@ -39,7 +33,16 @@ from pagoda_gateway.proxy.sse import Events, NotedEvents, Release, count
 from pagoda_gateway.proxy.upstream import Call, Sent, Upstream
 from pagoda_gateway.requests.budget import Take
 from pagoda_gateway.requests.dialects import dialect_of, late_answer
-from pagoda_gateway.requests.errors import CannotContinue, Died, GatewayError, NeedsMore, Overloaded, Refused, UpstreamDied
+from pagoda_gateway.requests.errors import (
+    NOT_LET_IN,
+    CannotContinue,
+    Died,
+    GatewayError,
+    NeedsMore,
+    Refused,
+    UpstreamDied,
+    failure_of,
+)
 from pagoda_gateway.requests.finish_reasons import FinishReasons
 from pagoda_gateway.requests.limiter import Account
 
@@ -47,10 +50,8 @@ log = structlog.get_logger()
 
 # 529 is what a replica of /v1/messages says for 503.
 _UNAVAILABLE: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS, 529})
-_REFUSALS: Final = frozenset({ERROR_DRAINING, ERROR_NOT_READY})
 # A client's credentials are not forwarded, so a replica that answers with this refuses the gateway's.
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-_UNAUTHORIZED_CODES: Final = frozenset({ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN})
 _CONTINUABLE: Final = frozenset({CONTINUABLE_EXACT, CONTINUABLE_OTHER})
 _OTHER_NUMBERS: Final = b": this answer goes on at another replica, whose numbers may differ\n\n"
 
@@ -264,15 +265,10 @@ async def _whole(answer: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> w
     code = _error_code(answer, body) if answer.status in _UNAVAILABLE | _UNAUTHORIZED | {HTTPStatus.CONFLICT} else ""
     if code == ERROR_OVER_RESERVATION and (needed := answer.headers.get(HEADER_NEEDED_TOKENS, "")).isdecimal():
         raise NeedsMore(int(needed))
-    if code in _UNAUTHORIZED_CODES and answer.status in _UNAUTHORIZED:
-        log.warning("a replica refuses this gateway's token", route=headers[HEADER_ROUTE], status=answer.status)
-        raise Refused("not-let-in")
-    if code in _REFUSALS:
-        raise Refused(code.replace("_", "-"))
-    if code == ERROR_OVERLOADED:
-        raise Overloaded(code)
-    if code == ERROR_ENGINE_DIED:
-        raise Died(code.replace("_", "-"))
+    if (failure := failure_of(answer.status, code)) is not None:
+        if failure.reason == NOT_LET_IN:
+            log.warning("a replica refuses this gateway's token", route=headers[HEADER_ROUTE], status=answer.status)
+        raise failure
     return web.Response(status=answer.status, headers=headers, body=body)
 
 

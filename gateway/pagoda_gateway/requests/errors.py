@@ -29,10 +29,19 @@ AttemptFailed                 ends one attempt; router.py picks again, no client
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final
 
-from pagoda_contracts.names import ERROR_MODEL_NOT_FOUND, ERROR_OVERLOADED
+from pagoda_contracts.names import (
+    ERROR_DRAINING,
+    ERROR_ENGINE_DIED,
+    ERROR_FORBIDDEN,
+    ERROR_MODEL_NOT_FOUND,
+    ERROR_NOT_READY,
+    ERROR_OVERLOADED,
+    ERROR_UNAUTHENTICATED,
+)
 
 from pagoda_gateway.limits.wording import Refusal
 
@@ -252,3 +261,19 @@ UNREACHABLE: Final = "connect"
 
 class Died(AttemptFailed):
     """The connection ended after the request was sent. It is picked again: a request that kills replicas kills two at most."""
+
+
+NOT_LET_IN: Final = "not-let-in"
+"""The reason of a Refused by a replica that does not accept this gateway's token."""
+
+_FAILURES: Final[Mapping[str, type[AttemptFailed]]] = MappingProxyType(
+    {ERROR_DRAINING: Refused, ERROR_NOT_READY: Refused, ERROR_OVERLOADED: Overloaded, ERROR_ENGINE_DIED: Died}
+)
+
+
+def failure_of(status: int, code: str) -> AttemptFailed | None:
+    """Returns what an answer of a replica with this error code means for the attempt; None if the answer is the client's."""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and code in (ERROR_UNAUTHENTICATED, ERROR_FORBIDDEN):
+        return Refused(NOT_LET_IN)
+    kind = _FAILURES.get(code) if status >= HTTPStatus.TOO_MANY_REQUESTS else None
+    return kind(code.replace("_", "-")) if kind is not None else None
