@@ -14,13 +14,13 @@ GATEWAY_REQUESTS: Final = Metric("pagoda_gateway_requests", "counter", "Requests
 GATEWAY_UNAUTHENTICATED: Final = Metric(
     "pagoda_gateway_unauthenticated", "counter", "Requests refused for their API key: missing, malformed, unknown or expired", ("reason",)
 )
-GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no endpoint yet", ("service",))
+GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no replica can take them yet", ("service",))
 GATEWAY_ENDPOINTS: Final = Metric("pagoda_gateway_endpoints", "gauge", "Endpoints known", ("service", "verdict"))
-GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again before a model byte", ("service", "reason"))
+GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again, and streams that go on at another replica", ("service", "reason"))
 GATEWAY_LEFT_OUT: Final = Metric(
     "pagoda_gateway_left_out",
     "counter",
-    "Times that a replica got no requests for a while, because it failed several in a row",
+    "Times that a replica failed several requests in a row, so that it is left out if half of its revision stays",
     ("service",),
 )
 GATEWAY_CONTINUED: Final = Metric(
@@ -86,7 +86,7 @@ POOL_AVERAGE_KV: Final = _pool(
     "average_kv_cache_utilization", "pool_average_kv_cache_utilization", "KV blocks in use, 0..1, mean of ready replicas", "name"
 )
 POOL_READY: Final = _pool("ready_endpoints", "pool_ready_pods", "Replicas that are ready", "name")
-POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queue_size", "Requests held: no endpoint yet", *_HELD)
+POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queue_size", "Requests held: no replica can take them yet", *_HELD)
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),

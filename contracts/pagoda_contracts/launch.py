@@ -156,8 +156,8 @@ class Listen(_Section):
     )
     ping_after: Duration | None = Field(
         default=None,
-        description="Silence before its first token after which a stream begins with comments: from then on it can neither fail with a "
-        "status nor go to another replica. Absent: never.",
+        description="Silence before its first token after which a stream begins with comments: from then on it cannot fail with a status. "
+        "Absent: never.",
     )
 
 
