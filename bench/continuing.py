@@ -167,7 +167,7 @@ def publish(service: Service, file: Path) -> None:
 
 @dataclass
 class Count:
-    """What came of it. `cut`: the gateway's count of streams that went on."""
+    """What came of it."""
 
     streams: int = 0
     tokens: int = 0

@@ -31,9 +31,9 @@ _ID = re.compile(rb'"id":"cmpl-([0-9a-f]{32})')
 
 def ask(number: int) -> bytes:
     """A prompt of its own for each client. Every chunk says how many tokens the answer has so far."""
-    reported = {"include_usage": True, "continuous_usage_stats": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
     prompt = [number // 200 % 200, number % 200, *range(PROMPT - 2)]
-    wanted = {"model": NAME, "prompt": prompt, "max_tokens": WANTED, "ignore_eos": True, "stream": True, "stream_options": reported}
+    wanted = {"model": NAME, "prompt": prompt, "max_tokens": WANTED, "ignore_eos": True, "stream": True, "stream_options": options}
     body = json.dumps(wanted).encode()
     return b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 

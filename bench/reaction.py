@@ -124,9 +124,9 @@ class Decisions:
     def strike(self, name: str, traffic: Traffic) -> float:
         """Seconds from the gateway's word until more replicas were written."""
         time.sleep(random.uniform(0, 3))  # at no particular moment of a bin
-        count, reported = self.replicas(name), time.monotonic()
+        count, began = self.replicas(name), time.monotonic()
         self.services[name].report(traffic)
-        return self.deployments.when(lambda body: _service(body) == name and body["spec"]["replicas"] > count, reported) - reported
+        return self.deployments.when(lambda body: _service(body) == name and body["spec"]["replicas"] > count, began) - began
 
     def wake(self, name: str) -> float:
         """The same at zero; then its one replica serves a calm flow."""

@@ -102,11 +102,11 @@ class Gateway:
 
     def _see(self, now: float) -> None:
         """Takes the frames that have come by now. Each tells what was so at the last full FRAME_S."""
-        reported = now // FRAME_S * FRAME_S
+        framed_at = now // FRAME_S * FRAME_S
         for name, replica in self._replicas.items():
             endpoint, at = self.endpoints[name], self._read[name]
             running = endpoint.frame.running if endpoint.frame else 0
-            while at < len(replica.changes) and replica.changes[at].at_s <= reported:
+            while at < len(replica.changes) and replica.changes[at].at_s <= framed_at:
                 running += replica.changes[at].running
                 endpoint.resident.update(map(_hash, replica.changes[at].gained))
                 endpoint.resident.difference_update(map(_hash, replica.changes[at].lost))
@@ -114,7 +114,7 @@ class Gateway:
             if at != self._read[name] or endpoint.frame is None:
                 endpoint.in_flight_at_frame, endpoint.sent_tokens = endpoint.in_flight, 0
             self._read[name] = at
-            left_s = replica.changes[at - 1].free_at - reported if at else 0.0
+            left_s = replica.changes[at - 1].free_at - framed_at if at else 0.0
             endpoint.frame, endpoint.frame_made_ms = _frame(replica, running, left_s), now * 1000
 
     def choose(self, asked: Asked, now: float) -> SimulatedReplica:

@@ -50,8 +50,8 @@ def plays(times: int) -> dict[str, Strike]:
 
 async def play(real: Real, account: Path, folder: Path, chosen: argparse.Namespace) -> list[Row]:
     """Returns a row for each event."""
-    load = Load([f"question number {n}" for n in range(16)], chosen.streams / (TOKENS * STEP_S), chosen.streams, chosen.streams // 2)
-    load = Load(load.questions, load.per_second, load.before, load.after, TOKENS, chosen.streams)
+    questions = [f"question number {n}" for n in range(16)]
+    load = Load(questions, chosen.streams / (TOKENS * STEP_S), chosen.streams, chosen.streams // 2, TOKENS, chosen.streams)
     rows = []
     async with zero_loss(real, account, folder, load, STEP_S) as place:
         for event, strike in plays(chosen.times).items():

@@ -18,9 +18,8 @@ from pagoda_contracts.resources.apikeys import RANDOM_BYTES, SECRET_PREFIX, NewK
 from pagoda_contracts.units import parse_duration
 
 from pagoda_cli.errors import CliError
-from pagoda_cli.kubectl import Access, apply, get, remove, replace
+from pagoda_cli.kubectl import GATEWAY_NAMESPACE, Access, apply, get, remove, replace
 
-_NAMESPACE: Final = "pagoda-system"
 # A Secret's name, and a label's value.
 _TENANT: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,50}[a-z0-9])?")
 
@@ -54,7 +53,7 @@ def commands() -> typer.Typer:
 def create(
     tenant: Annotated[str, typer.Option("--tenant", help="The tenant that pays for the key's requests.")],
     expires_in: Annotated[str, typer.Option("--expires-in", help="Such as 720h, which is 30 days. Default: the key never expires.")] = "",
-    namespace: Namespace = _NAMESPACE,
+    namespace: Namespace = GATEWAY_NAMESPACE,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
@@ -65,7 +64,9 @@ def create(
     _show(made)
 
 
-def list_keys(namespace: Namespace = _NAMESPACE, context: Context = "", kubeconfig: Kubeconfig = "", output: Output = "text") -> None:
+def list_keys(
+    namespace: Namespace = GATEWAY_NAMESPACE, context: Context = "", kubeconfig: Kubeconfig = "", output: Output = "text"
+) -> None:
     """List the keys: ids, tenants and times, never a key."""
     keys = found_keys(Access(namespace, context, kubeconfig))
     print(json.dumps([_row(key) for key in keys], indent=2) if output == "json" else table(keys, _now()))
@@ -75,7 +76,7 @@ def rotate(
     key_id: KeyId,
     grace: Annotated[str, typer.Option("--grace", help="How long the old key stays valid.")] = "24h",
     secret: Secret = "",
-    namespace: Namespace = _NAMESPACE,
+    namespace: Namespace = GATEWAY_NAMESPACE,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
@@ -93,7 +94,7 @@ def rotate(
 
 
 def revoke(
-    key_id: KeyId, secret: Secret = "", namespace: Namespace = _NAMESPACE, context: Context = "", kubeconfig: Kubeconfig = ""
+    key_id: KeyId, secret: Secret = "", namespace: Namespace = GATEWAY_NAMESPACE, context: Context = "", kubeconfig: Kubeconfig = ""
 ) -> None:
     """Remove a key. Requests that show it are refused within a second."""
     access = Access(namespace, context, kubeconfig)

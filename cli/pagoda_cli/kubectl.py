@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_cli.errors import CliError
 
+GATEWAY_NAMESPACE: Final = "pagoda-system"
 _TIMEOUT: Final = 60
 _LOGS_TIMEOUT: Final = 300
 _MOST_LINES: Final = 1000

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from pagoda_contracts.names import LABEL_COMPONENT, LABEL_NAME
 from pagoda_contracts.route import (
     HELD_FULL,
     HELD_IN_TURN,
@@ -26,12 +27,11 @@ from pagoda_contracts.route import (
 from pagoda_contracts.units import parse_duration
 
 from pagoda_cli.errors import CliError
-from pagoda_cli.kubectl import Access, log_lines
+from pagoda_cli.kubectl import GATEWAY_NAMESPACE, Access, log_lines
 from pagoda_cli.why_text import clean
 
 PREFIX: Final = "request/"
-_NAMESPACE: Final = "pagoda-system"
-_GATEWAYS: Final = "app.kubernetes.io/name=pagoda,app.kubernetes.io/component=gateway"
+_GATEWAYS: Final = f"{LABEL_NAME}=pagoda,{LABEL_COMPONENT}=gateway"
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MEANINGS: Final = {
     REASON_SESSION: "it has the conversation",
@@ -55,7 +55,7 @@ def request_lines(access: Access, request_id: str, since: str) -> list[dict[str,
         parse_duration(since)
     except ValueError as error:
         raise CliError(f"--since: {error}") from None
-    inside = access if access.namespace else access._replace(namespace=_NAMESPACE)
+    inside = access if access.namespace else access._replace(namespace=GATEWAY_NAMESPACE)
     options = (f"--selector={_GATEWAYS}", f"--since={since}", "--tail=-1", "--container=gateway")
     found = [line for text in log_lines(inside, request_id, *options) if (line := _parsed(text, request_id)) is not None]
     if not found:

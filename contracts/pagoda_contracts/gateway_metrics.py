@@ -16,7 +16,9 @@ GATEWAY_UNAUTHENTICATED: Final = Metric(
 )
 GATEWAY_HELD: Final = Metric("pagoda_gateway_held_requests", "gauge", "Requests held: no replica can take them yet", ("service",))
 GATEWAY_ENDPOINTS: Final = Metric("pagoda_gateway_endpoints", "gauge", "Endpoints known", ("service", "verdict"))
-GATEWAY_REPICKS: Final = Metric("pagoda_gateway_repicks", "counter", "Requests picked again, and streams that go on at another replica", ("service", "reason"))
+GATEWAY_REPICKS: Final = Metric(
+    "pagoda_gateway_repicks", "counter", "Requests picked again, and streams that go on at another replica", ("service", "reason")
+)
 GATEWAY_LEFT_OUT: Final = Metric(
     "pagoda_gateway_left_out",
     "counter",
@@ -86,7 +88,9 @@ POOL_AVERAGE_KV: Final = _pool(
     "average_kv_cache_utilization", "pool_average_kv_cache_utilization", "KV blocks in use, 0..1, mean of ready replicas", "name"
 )
 POOL_READY: Final = _pool("ready_endpoints", "pool_ready_pods", "Replicas that are ready", "name")
-POOL_HELD: Final = _pool("flow_control_queue_size", "extension_flow_control_queue_size", "Requests held: no replica can take them yet", *_HELD)
+POOL_HELD: Final = _pool(
+    "flow_control_queue_size", "extension_flow_control_queue_size", "Requests held: no replica can take them yet", *_HELD
+)
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),

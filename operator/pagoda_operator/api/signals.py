@@ -74,7 +74,8 @@ class EndpointSignal:
 
     `reason` is the gateway's word (`silent`, `stuck`, `deep-check`, `loading`, …), `phase` the replica's own (`ready`, `draining`, …; empty
     if it never reported). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
-    without a pause, as far as this process knows. `lacking`: another gateway does not send it requests yet, since less than MISSING_S.
+    without a pause, as far as this process knows. `lacking`: a gateway does not send it requests yet, and it has been Ready without that
+    for less than MISSING_S.
     """
 
     verdict: Seen

@@ -44,10 +44,11 @@ class _Gateway:
 
 @dataclass(slots=True)
 class _Service:
-    """`bad`: since when a replica's verdict is DEAD or UNHEARD; `lacking`: since when a gateway has not admitted a replica that another
-    one has; `last_state`: what the last wake-up was for."""
+    """`ready`: its Ready pods; `bad`: since when a replica's verdict is DEAD or UNHEARD; `lacking`: since when a replica is Ready and a
+    gateway has not admitted it, or until now if it is not Ready; `last_state`: what the last wake-up was for."""
 
     bins: Bins
+    ready: frozenset[str] = frozenset()
     bad: dict[str, float] = field(default_factory=dict)
     lacking: dict[str, float] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
@@ -117,6 +118,11 @@ class Signals:
 
     # Called by reconcile
 
+    def note_ready(self, key: Key, pods: Iterable[str]) -> None:
+        """Notes which pods of the service are Ready. Gateways have a minute to admit one from then on, not while it loads."""
+        if (service := self._services.get(key)) is not None:
+            service.ready = frozenset(pods)
+
     def of(self, key: Key, now: float) -> ServiceSignals | None:
         """One service's view; `now` is by the caller's clock, which may differ from ours."""
         service, ours = self._services.get(key), self._clock()
@@ -169,7 +175,7 @@ class Signals:
     def _endpoints(self, key: Key, parts: list[pb.ServiceDemand], now: float) -> dict[str, EndpointSignal]:
         service, seen = self._services[key], endpoints(parts)
         admitted = admitted_by_all(self._counted_parts(key, now))
-        service.lacking = {pod: service.lacking.get(pod, now) for pod in seen.keys() - admitted}
+        service.lacking = {pod: service.lacking.get(pod, now) if pod in service.ready else now for pod in seen.keys() - admitted}
         for pod, since in service.lacking.items():
             seen[pod] = replace(seen[pod], lacking=now - since < MISSING_S)
         for pod in service.bad.keys() - {pod for pod, one in seen.items() if one.bad}:

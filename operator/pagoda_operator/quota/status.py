@@ -42,7 +42,7 @@ class Used(NamedTuple):
     """Devices that are charged, and what gateways admitted within each window; None while no gateway has reported it."""
 
     devices: Devices
-    windows: tuple[WindowUsage, ...] | None = ()
+    windows: tuple[WindowUsage, ...] | None
 
 
 class StatusWriter:
@@ -56,9 +56,10 @@ class StatusWriter:
         clock: Callable[[], datetime],
         single: Callable[[], frozenset[str]],
         keys: str = "",
-        usages: QuotaUsages | None = None,
+        *,
+        usages: QuotaUsages,
     ) -> None:
-        self._usages = usages or QuotaUsages()
+        self._usages = usages
         self._cluster, self._keeper, self._clock, self._single, self._keys = cluster, keeper, clock, single, keys
         # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
         self._checked: dict[str, tuple[float, int]] = {}

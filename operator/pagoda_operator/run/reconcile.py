@@ -124,6 +124,7 @@ class Reconciler:
         """With the time, the reports of gateways and daemons, the names that other services own, and the devices. A service on CPU alone
         need not compare 1,000 nodes."""
         dependencies, now = self._dependencies, self._clock().timestamp()
+        dependencies.signals.note_ready(key, (pod.name for pod in observed.pods if pod.ready))
         return replace(
             observed,
             now=now,

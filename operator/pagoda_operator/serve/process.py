@@ -159,7 +159,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
     quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
     usages = QuotaUsages()
-    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages)
+    status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages=usages)
     events = Recorder(made.cluster, settings.identity)
     dependencies = Dependencies(
         triggers=made.triggers,

@@ -35,10 +35,6 @@ class Noted:
         return bool(self.parts) and self.parts[-1][1].state == "over" and not self.rest
 
     @property
-    def died(self) -> bool:
-        return bool(self.parts) and self.parts[-1][1].state == "died"
-
-    @property
     def events(self) -> bytes:
         return b"".join(events for events, _ in self.parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,9 @@ class Gateways:
             return None
         endpoints = {pod["metadata"]["name"]: EndpointSignal(Seen.FRESH) for pod in self.api.of(PODS)}
         return ServiceSignals(tuple(self.measures[-120:]), self.since, self.fresh, self.held, endpoints=endpoints)
+
+    def note_ready(self, key: Key, pods: Iterable[str]) -> None:
+        """Gateways here admit at once."""
 
     def unheard(self, _key: Key) -> float:
         return 0.0 if self.known else math.inf

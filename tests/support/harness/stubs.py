@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pagoda_operator.api.pods import Answer, DaemonState, Order
@@ -113,6 +113,9 @@ class Silence:
         """Nothing."""
         del key, now
         return None
+
+    def note_ready(self, key: Key, pods: Iterable[str]) -> None:
+        """Nobody asks."""
 
     def unheard(self, key: Key) -> float:
         """For ever."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -61,6 +62,9 @@ class UnhealthyHarness(Harness):
         if self.no_signals:
             return None if self.nobody else ServiceSignals()
         return ServiceSignals(fresh=True, endpoints={name: self.said.get(name, WELL) for name in self.pods})
+
+    def note_ready(self, key: Key, pods: Iterable[str]) -> None:
+        """Gateways here admit at once."""
 
     def unheard(self, _key: Key) -> float:
         return self.silent_s if self.no_signals else 0.0

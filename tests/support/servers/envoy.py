@@ -22,19 +22,13 @@ PATIENCE_S = 300.0
 
 @dataclass
 class Envoy:
-    """`admin` is the address of its administration; `url` that of its listener."""
+    """`url` is its listener's address."""
 
     process: subprocess.Popen[bytes]
-    admin: str
     url: str
 
-    def gauge(self, name: str) -> int:
-        """One of its statistics."""
-        with urllib.request.urlopen(f"http://{self.admin}/stats?format=json&filter=^{name}$", timeout=60) as answer:
-            return next(int(one["value"]) for one in json.load(answer)["stats"] if one.get("name") == name)
 
-
-def configuration(picker: int, secret: str = SECRET, **filter_changes: Any) -> dict[str, Any]:
+def configuration(picker: int, **filter_changes: Any) -> dict[str, Any]:
     """The example's configuration, in front of a picker on this machine. `filter_changes` are fields of the filter that asks it."""
     made: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     made["admin"] = {"address": _address(0)}
@@ -42,7 +36,7 @@ def configuration(picker: int, secret: str = SECRET, **filter_changes: Any) -> d
     listener = resources["listeners"][0]
     listener["address"] = _address(0)
     asking = filter_of(made, "envoy.filters.http.ext_proc")
-    asking["grpc_service"]["initial_metadata"] = [{"key": "authorization", "value": f"Bearer {secret}"}]
+    asking["grpc_service"]["initial_metadata"] = [{"key": "authorization", "value": f"Bearer {SECRET}"}]
     asking.update(filter_changes)
     cluster = cluster_of(made, "picker")
     cluster["type"] = "STATIC"
@@ -75,7 +69,7 @@ def start_envoy(folder: Path, made: Mapping[str, Any]) -> Iterator[Envoy]:
         admin = _until_listening(process, admin_file, log)
         with urllib.request.urlopen(f"http://{admin}/listeners?format=json", timeout=60) as answer:
             port = json.load(answer)["listener_statuses"][0]["local_address"]["socket_address"]["port_value"]
-        yield Envoy(process, admin, f"http://127.0.0.1:{port}")
+        yield Envoy(process, f"http://127.0.0.1:{port}")
     finally:
         process.kill()
         process.wait()

@@ -65,10 +65,10 @@ class HubDouble:
 
     def _sibling(self, name: str, body: bytes) -> dict[str, Any]:
         blob = hashlib.sha1(f"blob {len(body)}\0".encode() + body, usedforsecurity=False).hexdigest()
-        reported = {"rfilename": name, "size": len(body), "blobId": blob}
+        entry = {"rfilename": name, "size": len(body), "blobId": blob}
         if len(body) >= LARGE:
-            reported["lfs"] = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
-        return reported
+            entry["lfs"] = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
+        return entry
 
     def asked_for(self, path: str) -> list[dict[str, str]]:
         return [headers for asked, headers in self.asked if asked == path]

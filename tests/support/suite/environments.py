@@ -88,8 +88,8 @@ def _run(argv: list[str], env: Mapping[str, str] | None = None) -> str:
 def environment_of() -> dict[str, str]:
     """The variables of a foreign program: none of Python's or of a proxy, no hub, few threads."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and not name.lower().endswith("_proxy")}
-    reported = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENAI_API_KEY": "unused", "NO_PROXY": "*", "NO_COLOR": "1", "TERM": "dumb"}
-    return {name: value for name, value in kept.items() if name != "VIRTUAL_ENV"} | reported
+    given = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENAI_API_KEY": "unused", "NO_PROXY": "*", "NO_COLOR": "1", "TERM": "dumb"}
+    return {name: value for name, value in kept.items() if name != "VIRTUAL_ENV"} | given
 
 
 @contextmanager

@@ -81,11 +81,53 @@ def test_a_replica_lacks_a_gateway_until_each_of_them_sends_it_requests():
     assert len(harness.woken) == woken + 1
 
 
+def test_a_replica_that_loads_for_long_waits_for_each_gateway_all_the_same():
+    harness = Harness()
+    for gateway in ("g1", "g2"):
+        harness.hear(gateway, service(pod(phase=2, reason="loading")), full=True)
+    harness.ticks(MISSING_S + 10, "g1", "g2")
+    harness.hear("g1", service(pod()))
+    harness.signals.note_ready(KEY, ["p1"])
+    assert harness.of().endpoints["p1"].lacking
+    harness.ticks(MISSING_S - 1, "g1", "g2")
+    assert harness.of().endpoints["p1"].lacking
+    harness.ticks(2, "g1", "g2")
+    assert not harness.of().endpoints["p1"].lacking
+
+
+def test_a_ready_replica_that_no_gateway_admits_waits_for_a_minute_all_the_same():
+    harness = Harness()
+    harness.hear("g1", service(pod(phase=3, reason="warming")), full=True)
+    harness.ticks(MISSING_S + 10, "g1")
+    harness.signals.note_ready(KEY, ["p1"])
+    harness.ticks(MISSING_S - 1, "g1")
+    assert harness.of().endpoints["p1"].lacking
+    harness.ticks(2, "g1")
+    assert not harness.of().endpoints["p1"].lacking
+
+
+def test_a_minute_begins_when_a_gateway_no_longer_admits_a_replica_or_it_is_ready_again():
+    harness = Harness()
+    harness.hear("g1", service(pod()), full=True)
+    harness.signals.note_ready(KEY, ["p1"])
+    harness.ticks(MISSING_S + 10, "g1")
+    harness.hear("g2", service(), full=True)
+    assert harness.of().endpoints["p1"].lacking
+    harness.ticks(MISSING_S + 1, "g1", "g2")
+    assert not harness.of().endpoints["p1"].lacking
+    harness.signals.note_ready(KEY, [])
+    assert harness.of().endpoints["p1"].lacking
+    harness.signals.note_ready(KEY, ["p1"])
+    harness.ticks(1, "g1", "g2")
+    assert harness.of().endpoints["p1"].lacking
+
+
 @pytest.mark.parametrize("speaks", [True, False], ids=["it cannot reach the replica", "it is silent itself"])
 def test_a_gateway_holds_up_a_replica_for_a_minute_at_most(speaks):
     harness = Harness()
     harness.hear("g1", service(pod()), full=True)
     harness.hear("g2", service(), full=True)
+    harness.signals.note_ready(KEY, ["p1"])
     assert harness.of().endpoints["p1"].lacking
     gateways = ("g1", "g2") if speaks else ("g1",)
     harness.ticks(MISSING_S - 1, *gateways)

@@ -2,7 +2,7 @@
 a fleet with or without a spare place; replicas die, operators die. Replicas that answer are not taken away by us, the last one not even
 under Replace where a trial can know that the new revision is bad, and a quiet cluster comes to rest where it should."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +37,9 @@ class FakeSignals:
     def __init__(self) -> None:
         self.errors: Mapping[str, int] = {}
         self.heard: Mapping[str, EndpointSignal] = {}
+
+    def note_ready(self, key: Key, pods: Iterable[str]) -> None:
+        """Gateways here admit at once."""
 
     def unheard(self, _key: Key) -> float:
         return 0.0
