@@ -167,6 +167,13 @@ async def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     return out | {"load_after": os.getloadavg()[0], "goals": GOALS}
 
 
+def parts_of(text: str) -> list[str]:
+    """Returns the parts that are named; an unknown one is refused."""
+    if unknown := set(found := text.split(",")) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is not one of {', '.join(PARTS)}")
+    return found
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,7 +182,7 @@ def main() -> None:
     parser.add_argument("--envoy", default="", help="the binary of Envoy; without it, Envoy is left out")
     parser.add_argument("--before", default="", help="another checkout, whose gateway is measured in the same rounds")
     parser.add_argument("--profile", default="", help="the binary of py-spy; without it, there is no profile")
-    parser.add_argument("--only", default=PARTS, type=lambda text: text.split(","), help="some of: " + ", ".join(PARTS))
+    parser.add_argument("--only", default=PARTS, type=parts_of, help="some of: " + ", ".join(PARTS))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(runner.run(measure(parser.parse_args())), indent=1, ensure_ascii=False))
 

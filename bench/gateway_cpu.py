@@ -26,13 +26,12 @@ from typing import Any, Final
 import uvloop
 
 HERE: Final = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "common")]
+sys.path[:0] = [str(HERE / "common")]
 from gateway_load import Client, Target, connect, judged
+from gateway_run import Gateway
 from gateway_sides import EVENTS, passing, replicas
 from pagoda_gateway.__main__ import configure_log
 from pagoda_gateway.serve import process, settings
-
-from gateway import Gateway
 
 CONNECTIONS: Final = 4
 
@@ -101,11 +100,9 @@ async def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     endpoints = (await printed(replicas(4), tasks, folder / "replicas"))["endpoints"]
     passed = (await printed(passing(endpoints[0]["http"]), tasks, folder / "passing"))["http"]
     ours, port = Gateway(folder, endpoints), free_port()
-    files = [word for name in ("fleet", "keys", "quotas") for word in (f"--{name}", str(folder / f"{name}.json"))]
-    others = [word for name in ("metrics", "probes", "demand") for word in (f"--{name}-port", "0")]
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: ASYNC230
         configure_log()
-        ready = settings.load([*files, *others, "--http-port", str(port), "--host", "127.0.0.1", "--access-log", chosen.access_log])
+        ready = settings.load([*ours.options(port), "--access-log", chosen.access_log])
         tasks.append(asyncio.create_task(process._run(ready)))  # noqa: SLF001
         await asyncio.sleep(3)
         host, _, number = endpoints[0]["http"].partition(":")

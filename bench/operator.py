@@ -1,7 +1,7 @@
 """What the operator costs at rest, after a restart and under changes, against a real API server with fake nodes; prints one JSON object.
 
 Needs root and compiled binaries. Goals: 0 writes at rest and over restarts; 500 services: cold resync 30 s, 300 MB, 1 % of a core.
-`--scale --scale-nodes 50 --scale-services 500 --rate 5 --changing 40`: 5 changes/s at equal rights to the cores, change → all writes p99 5 s.
+`--scale --scale-nodes 50 --scale-services 500 --rate 5 --changing 40`: 5 changes/s at equal rights to the cores, all written by p99 5 s.
 `--scale` alone is the largest fleet, which has no goal: 1,000 nodes, 2,000 services, 5,000 pods, 20 changes/s.
 
 Of a change it is told when the last write of its Deployment and of its status was done (`all_writes_s`: with the Deployment's controller,

@@ -88,13 +88,16 @@ class Gateway:
         spec = {"subjects": subjects, "limits": limits, "maxConcurrency": 10_000}
         (folder / "quotas.json").write_text(json.dumps({"quotas": [{"metadata": {"name": "bench"}, "spec": spec}]}))
 
+    def options(self, http: int = 0) -> list[str]:
+        """Its command line. Ports are of the kernel's choice, but for `http` if it is given."""
+        files = {one: str(self.folder / f"{one}.json") for one in ("fleet", "keys", "quotas")}
+        ports = {"http-port": str(http)} | {f"{one}-port": "0" for one in ("metrics", "probes", "demand")}
+        return [word for one, value in (files | ports).items() for word in (f"--{one}", value)] + ["--host", "127.0.0.1"]
+
     @asynccontextmanager
     async def running(self, name: str = "gateway", *, tree: str = "", timed: bool = False) -> AsyncIterator[Side]:
         """Yields it when it listens. `timed`: its picks are timed, and are in `picks` when it has ended."""
-        files = {name: str(self.folder / f"{name}.json") for name in ("fleet", "keys", "quotas")}
-        ports = {f"{name}-port": "0" for name in ("http", "metrics", "probes", "demand")}
-        options = [word for name, value in (files | ports).items() for word in (f"--{name}", value)]
-        options += ["--host", "127.0.0.1", "--lame-duck", "0s", "--hold-limit", "10000"]
+        options = [*self.options(), "--lame-duck", "0s", "--hold-limit", "10000"]
         program = [SIDES, "gateway", str(self.picks), "--"] if timed else ["-m", "pagoda_gateway"]
         async with child(*program, *options, log=self.folder / f"{name}.log", tree=tree) as (process, said):
             async with self._used(said):

@@ -8,7 +8,7 @@ it passes them on. No line of an event can look like a note: events are JSON in 
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 from pagoda_contracts.usage import Used
 
@@ -18,7 +18,7 @@ NOTE: Final = b": pagoda "
 # What was answered of one stream, as it stands behind the body for the replica that continues it. A token is six bytes: 500,000 tokens, or
 # 8,000 with 20 log-probabilities each.
 MAX_ANSWERED: Final = 3 << 20
-_LINE: Final = re.compile(rb"(more|over)(?: (\d{1,15}) (\d{1,15}) (\d{1,15}))?(?: (\{[^\n]*\}))?")
+_LINE: Final = re.compile(rb"(more|over|died)(?: (\d{1,15}) (\d{1,15}) (\d{1,15}))?(?: (\{[^\n]*\}))?")
 
 
 class Note(NamedTuple):
@@ -47,4 +47,4 @@ def from_line(line: bytes) -> Note:
         return _DIED
     state, prompt, cached, answer, answered = found.groups(b"")
     used = Used(int(prompt), int(cached), int(answer)) if prompt else None
-    return Note("over" if state == b"over" else "more", used, answered)
+    return Note(cast("State", state.decode()), used, answered)

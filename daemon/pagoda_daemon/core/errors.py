@@ -175,7 +175,7 @@ class ResponseNotFound(RequestError):
 
 
 class CannotContinue(RequestError):
-    """The answer was begun elsewhere, by another model: its tokens mean nothing here."""
+    """The answer was begun elsewhere, by another model or adapter: its tokens mean nothing here."""
 
     code = ERROR_CANNOT_CONTINUE
 

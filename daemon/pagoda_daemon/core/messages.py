@@ -251,13 +251,15 @@ class DeepCheckAnswer(msgspec.Struct, frozen=True, tag="deep_check_answer"):
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
-    """The adapter of a `LoadAdapter` is held under `digest`; or `error` says why not, and `missing` that there is none."""
+    """The adapter of a `LoadAdapter` is held under `digest`; or `error` says why not: `missing`, because there is none,
+    `fault`, by a fault of ours."""
 
     call: int
     digest: str = ""
     rank: int = 0
     error: str = ""
     missing: bool = False
+    fault: bool = False
 
 
 class AdapterUse(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,8 @@ docs/development.md says how to add a parameter. Knows neither torch nor request
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple
@@ -19,6 +21,11 @@ from pagoda_daemon.core.errors import shown
 
 _MANY: Final = 2**31 - 1
 _LEAST_FLOAT, _LARGEST_FLOAT = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+def random_of(seed: int | None) -> random.Random:
+    """What draws the seeds of requests: the same ones after each start if the configuration has a seed."""
+    return secrets.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  asked for
 
 
 class Number(NamedTuple):

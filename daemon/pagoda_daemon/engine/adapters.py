@@ -57,7 +57,6 @@ class AdapterLoads:
         """An answer at once where nothing is to be read."""
         if isinstance(message, ReleaseAdapter):
             state.adapters.release(message.digest)
-            self.tidy(state)
             return None
         if self._store is None:
             return AdapterLoaded(message.call, error="this daemon takes no adapters")
@@ -95,7 +94,7 @@ class AdapterLoads:
             return AdapterLoaded(message.call, found.digest, found.rank)
         if not isinstance(found, AdapterRejected):
             _log.error("adapter not read", error=f"{type(found).__name__}: {found}", exc_info=found)
-            return AdapterLoaded(message.call, error="the adapter cannot be read: an internal error")
+            return AdapterLoaded(message.call, error="the adapter cannot be read: an internal error", fault=True)
         return AdapterLoaded(message.call, error=str(found), missing=isinstance(found, AdapterMissing))
 
     def _read_all(self, store: AdapterStore) -> None:

@@ -25,6 +25,13 @@ class Calls(Generic[T]):
         """It was never asked."""
         del self._waiting[call]
 
+    def fail(self, error: Exception) -> None:
+        """No answer comes any more."""
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(error)
+
     def answer(self, call: int, answer: T) -> bool:
         """Whether the question is still waited for."""
         waiting = self._waiting.pop(call, None)

@@ -124,9 +124,10 @@ class EngineLink(ABC):
             self._send(Abort(request_id, index))
 
     def fail_streams(self, error: DaemonError) -> None:
-        """Ends every open stream with one error, after what has already come."""
+        """Ends every open stream with one error, after what has already come, and every load of an adapter."""
         for stream in self._streams.values():
             stream.put(error)
+        self._loads.fail(error)
 
     def backlog(self, request_id: str) -> int:
         """Outputs that wait for that request's reader; several prompts of one request share a stream."""

@@ -36,6 +36,7 @@ from pagoda_daemon.core.messages import (
     Tally,
     ToEngine,
 )
+from pagoda_daemon.core.sampling import random_of
 from pagoda_daemon.engine.adapters import AdapterLoads, uses
 from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
@@ -93,7 +94,7 @@ class Engine:
         self._beat_ms = clock_ms()
         self._exit: int | None = None
         self._stopping = False
-        self._seeds = secrets.SystemRandom() if config.seed is None else random.Random(config.seed)  # noqa: S311  asked for
+        self._seeds = random_of(config.seed)
         self._luck = random.Random(secrets.randbits(64))  # noqa: S311  which request is shed is not secret
         self._device = Device(lambda: build(self._note_progress))
         self._grammars = Grammars(make_pool, wire.watch)

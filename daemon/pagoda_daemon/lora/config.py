@@ -54,7 +54,6 @@ class AdapterConfig:
     ranks: tuple[tuple[Pattern, int], ...]
     alphas: tuple[tuple[Pattern, float], ...]
     layers: frozenset[int] | None
-    base: str
 
     def wants(self, module: str, layer: int) -> bool:
         """Whether peft would change `module`, which is in `layer`."""
@@ -99,7 +98,6 @@ def parse_config(text: bytes) -> AdapterConfig:
         ranks=tuple((pattern, _rank(f"rank_pattern.{key}", value)) for key, pattern, value in _patterns(raw, "rank_pattern")),
         alphas=tuple((pattern, _number(f"alpha_pattern.{key}", value)) for key, pattern, value in _patterns(raw, "alpha_pattern")),
         layers=_layers(raw, targets),
-        base=str(raw.get("base_model_name_or_path") or "")[:200],
     )
 
 

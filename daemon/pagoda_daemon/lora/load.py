@@ -6,7 +6,7 @@ Everything is judged from sizes and headers before a matrix is made.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from pagoda_daemon.core.errors import AdapterRejected, ModelRejected
 from pagoda_daemon.lora.config import AdapterConfig, parse_config
 from pagoda_daemon.lora.content import WEIGHTS, Content, read_content
-from pagoda_daemon.lora.modules import Module, modules_of, refuse_unknown
+from pagoda_daemon.lora.modules import Module, modules_of, parts_of, refuse_unknown
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.files import DTYPES, Stored, header_of, read_into, staging_buffer
 from pagoda_daemon.model.lowrank import Adapter, LowRank, Part, fused
@@ -52,20 +52,12 @@ def _adapter(content: Content, config: AdapterConfig, modules: Mapping[str, Modu
     wanted = {name: module for name, module in modules.items() if config.wants(name, module.layer)}
     refuse_unknown(stored.keys(), modules, wanted)
     read = _Reader(file, stored, config, like)
-    pairs = {(module.layer, module.part, module.at): read.pair(name, module) for name, module in wanted.items()}
-    layers = tuple(dict(_layer(pairs, index, modules)) for index in range(spec.layers))
+    pairs = {name: read.pair(name, module) for name, module in wanted.items()}
+    layers: tuple[dict[Part, LowRank], ...] = tuple({} for _ in range(spec.layers))
+    for (layer, part), members in parts_of(modules.values()).items():
+        if (found := fused([pairs.get(one.name) for one in members], [one.outputs for one in members])) is not None:
+            layers[layer][part] = found
     return Adapter(content.digest, max(config.rank_of(name) for name in wanted), layers)
-
-
-def _layer(
-    pairs: Mapping[tuple[int, Part, int], tuple[Tensor, Tensor]], layer: int, modules: Mapping[str, Module]
-) -> Iterator[tuple[Part, LowRank]]:
-    kinds: tuple[Part, ...] = ("qkv", "output", "gate_up", "down")
-    for part in kinds:
-        sizes = [module.outputs for module in modules.values() if module.layer == layer and module.part == part]
-        found = fused([pairs.get((layer, part, at)) for at in range(len(sizes))], sizes)
-        if found is not None:
-            yield part, found
 
 
 class _Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from pagoda_daemon.core.errors import AdapterRejected
@@ -16,12 +16,11 @@ _OUTER: Final = ("lm_head", "embed_tokens")
 
 
 class Module(NamedTuple):
-    """A linear map: number `at` of those that are fused into `part` of `layer`."""
+    """A linear map, one of those that are fused into `part` of `layer`."""
 
     name: str
     layer: int
     part: Part
-    at: int
     inputs: int
     outputs: int
 
@@ -38,21 +37,27 @@ def modules_of(spec: ModelSpec) -> dict[str, Module]:
 def _of_layer(spec: ModelSpec, layer: int) -> Iterator[Module]:
     heads, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     base = f"model.layers.{layer}"
-    for at, (name, size) in enumerate((("q_proj", heads), ("k_proj", kv), ("v_proj", kv))):
-        yield Module(f"{base}.self_attn.{name}", layer, "qkv", at, spec.hidden, size)
-    yield Module(f"{base}.self_attn.o_proj", layer, "output", 0, heads, spec.hidden)
+    for name, size in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
+        yield Module(f"{base}.self_attn.{name}", layer, "qkv", spec.hidden, size)
+    yield Module(f"{base}.self_attn.o_proj", layer, "output", heads, spec.hidden)
     if not spec.sparse[layer]:
-        for at, name in enumerate(("gate_proj", "up_proj")):
-            yield Module(f"{base}.mlp.{name}", layer, "gate_up", at, spec.hidden, spec.intermediate)
-        yield Module(f"{base}.mlp.down_proj", layer, "down", 0, spec.intermediate, spec.hidden)
+        for name in ("gate_proj", "up_proj"):
+            yield Module(f"{base}.mlp.{name}", layer, "gate_up", spec.hidden, spec.intermediate)
+        yield Module(f"{base}.mlp.down_proj", layer, "down", spec.intermediate, spec.hidden)
+
+
+def parts_of(modules: Iterable[Module]) -> dict[tuple[int, Part], list[Module]]:
+    """The modules of each fused part of each layer, in the order in which they are fused."""
+    parts: dict[tuple[int, Part], list[Module]] = {}
+    for module in modules:
+        parts.setdefault((module.layer, module.part), []).append(module)
+    return parts
 
 
 def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
     """Of one that changes every module, in memory: a fused part keeps all its ranks for all its outputs."""
-    parts: dict[tuple[int, Part], list[Module]] = {}
-    for module in modules_of(spec).values():
-        parts.setdefault((module.layer, module.part), []).append(module)
-    return item * rank * sum(len(fused) * (fused[0].inputs + sum(one.outputs for one in fused)) for fused in parts.values())
+    parts = parts_of(modules_of(spec).values()).values()
+    return item * rank * sum(len(fused) * (fused[0].inputs + sum(one.outputs for one in fused)) for fused in parts)
 
 
 def refuse_unknown(keys: Collection[str], modules: Mapping[str, Module], wanted: Mapping[str, Module]) -> None:

@@ -28,10 +28,6 @@ class LowRank:
     shrink: Tensor
     expand: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        return self.shrink.nbytes + self.expand.nbytes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
@@ -40,10 +36,6 @@ class Adapter:
     digest: str
     rank: int
     layers: tuple[Mapping[Part, LowRank], ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for layer in self.layers for part in layer.values())
 
 
 @dataclass(frozen=True, slots=True)

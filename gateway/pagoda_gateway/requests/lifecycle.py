@@ -118,10 +118,12 @@ class RequestLife:
     tried: dict[str, int] = field(default_factory=dict)
     overloaded: set[str] = field(default_factory=set)
     _at: Endpoint | None = None
+    _holding_from_ms: float | None = None
 
     def route(self) -> str:
         """Returns the route header's value as of now."""
-        return format_route(Route(self.endpoint, self.reason or "unrouted", round(self.held_ms), self.attempt))
+        waiting_ms = self._counters.clock_ms() - self._holding_from_ms if self._holding_from_ms is not None else 0.0
+        return format_route(Route(self.endpoint, self.reason or "unrouted", round(self.held_ms + waiting_ms), self.attempt))
 
     def admit(self) -> None:
         """The request is read. Its time to first token counts from now on."""
@@ -154,9 +156,11 @@ class RequestLife:
         place = Place(counters, counters.queue.enter(service, began_ms, claim, most, luck))
         try:
             counters.demand_changed(service)
+            self._holding_from_ms = began_ms
             yield place
         finally:
             place.leave()
+            self._holding_from_ms = None
             held_ms = counters.clock_ms() - began_ms
             self.held_ms += held_ms
             counters.metrics.held(place.ticket.service, held_ms / 1000)

@@ -105,10 +105,10 @@ async def alone(base_url: str, model: str, questions: Sequence[str], tokens: int
         return {question: await stream_chat(client, model, question, tokens) for question in questions}
 
 
-async def together(base_url: str, model: str, questions: Sequence[str]) -> list[Stream]:
-    """All questions at once."""
+async def together(base_url: str, model: str, questions: Sequence[str], tokens: int | None = None) -> list[Stream]:
+    """All questions at once. `tokens`: see request_body."""
     async with open_client(base_url) as client:
-        return list(await asyncio.gather(*(stream_chat(client, model, question) for question in questions)))
+        return list(await asyncio.gather(*(stream_chat(client, model, question, tokens) for question in questions)))
 
 
 @dataclass(frozen=True)

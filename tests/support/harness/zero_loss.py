@@ -23,7 +23,8 @@ from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_daemon.api.grpc.watch import StateFeed
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, simulated_limits
-from support.clients.streams import Load, Stream, open_client, open_loop, stream_chat
+from support.clients.streams import Load, Stream, open_loop, together
+from support.judges.status_truth import is_ready
 from support.kube.client import Body, Kube
 from support.kube.cluster import running_cluster
 from support.kube.fake_kubelet import PATIENT, Container, FakeKubelet, InLoop, fake_kubelet
@@ -138,9 +139,8 @@ class Place:
     async def prepare(self) -> None:
         """Four replicas serve, every gateway sends them requests, and each answer is known."""
         await self.until(self.settled, "four replicas")
-        async with open_client(self.url) as client:
-            asked = (stream_chat(client, NAME, question, self.load.tokens) for question in self.load.questions)
-            self.undisturbed = {stream.question: stream for stream in await asyncio.gather(*asked)}
+        streams = await together(self.url, NAME, self.load.questions, self.load.tokens)
+        self.undisturbed = {stream.question: stream for stream in streams}
         assert not [one.error for one in self.undisturbed.values() if one.error]
 
     async def play(self, event: str, strike: Callable[[], Awaitable[int]]) -> Row:
@@ -202,10 +202,6 @@ def names(pods: list[Body]) -> set[str]:
 
 def revision(pod: Body) -> str:
     return str(pod["metadata"]["labels"][LABEL_REVISION])
-
-
-def is_ready(pod: Body) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod.get("status", {}).get("conditions", []))
 
 
 def _was_at(stream: Stream, where: set[str]) -> bool:

@@ -6,7 +6,8 @@ import asyncio
 
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE, PATH_READY, PORT_DAEMON_HTTP
 from pagoda_operator.api.state import PODS
-from support.harness.zero_loss import REPLICAS, Place, is_ready, names, revision
+from support.harness.zero_loss import REPLICAS, Place, names, revision
+from support.judges.status_truth import is_ready
 from support.kube.client import Body
 from support.kube.fake_kubelet import Container, InLoop
 

@@ -21,7 +21,7 @@ from pagoda_contracts.launch import AdaptersConfig
 from pagoda_contracts.metrics import LORA_INFO, Metric
 from pagoda_contracts.pb.daemon_pb2 import AdapterPhase, AdapterState
 
-from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected, AdapterTaken, ConfigRejected, ModelNotFound, shown
+from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected, AdapterTaken, ConfigRejected, ModelNotFound, RequestFailed, shown
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.replica import Replica
 
@@ -89,9 +89,12 @@ class Catalogue:
             self._check(name, in_place=in_place)
             root = Path(self.config.directory or "")
             loaded = await self._engine.load_adapter(str(root / path), str(root))
+            if loaded.fault:
+                raise RequestFailed(loaded.error)
             if loaded.error:
                 raise (AdapterMissing if loaded.missing else AdapterRejected)(loaded.error)
             self._name(Version(name, loaded.digest, int(time.time())))
+            self._replica.changed()  # gateways hear of it now
             log.info("adapter_loaded", name=name, digest=loaded.digest, rank=loaded.rank)
 
     def unload(self, name: str) -> bool:
@@ -101,6 +104,7 @@ class Catalogue:
         if version is None:
             return False
         self._retire(version)
+        self._replica.changed()
         log.info("adapter_unloaded", name=name, digest=version.digest, users=version.users)
         return True
 

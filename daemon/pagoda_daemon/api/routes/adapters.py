@@ -16,6 +16,7 @@ from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.openai import fields
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.routes.admission import Admission, admitted
+from pagoda_daemon.api.routes.preparing import in_time
 from pagoda_daemon.core.errors import AdapterMissing, AdapterRejected, AdapterTaken, BadRequest, Forbidden
 
 INVALID_INPUT: Final = "InvalidUserInput"
@@ -67,7 +68,9 @@ class AdapterRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work(body: bytes) -> None:
-            request = fields.typed(body, self.kind, scope["state"]["ignored"], {})
+            state = scope["state"]
+            reading = self.admission.preparing.run(len(body), lambda: fields.typed(body, self.kind, state["ignored"]))
+            request = await in_time(state["caller"].terms.deadline_ms, reading)
             await (await self.answer(request, self.catalogue))(scope, receive, send)
 
         await admitted(self.admission, scope, receive, work)

@@ -10,8 +10,6 @@ were there.
 from __future__ import annotations
 
 import hashlib
-import random
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,6 +27,7 @@ from pagoda_daemon.api.openai.sampling import check_ids
 from pagoda_daemon.api.routes.generation import Delta, Submission
 from pagoda_daemon.core.errors import BadRequest, CannotContinue, DaemonError
 from pagoda_daemon.core.messages import Ready, RowOutput, TokenLogprob
+from pagoda_daemon.core.sampling import random_of
 
 
 class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,9 +92,9 @@ def apart(body: bytes, size: int) -> tuple[bytes, Answered | None]:
 
 
 def resumed(job: Submission, answered: Answered, limits: Ready) -> Submission:
-    """The submission as it goes on after `answered`; CannotContinue where another model said that."""
-    if answered.begun.model != limits.model:
-        raise CannotContinue("the answer was begun by another model, so it cannot be continued here")
+    """The submission as it goes on after `answered`; CannotContinue where another model or adapter said that."""
+    if answered.begun.model != _weights(job, limits):
+        raise CannotContinue("the answer was begun by another model or adapter, so it cannot be continued here")
     rows = tuple(answered.rows(job.message.request_id))
     ids = tuple(token for row in rows for token in row.token_ids)
     check_ids(HEADER_ANSWERED, ids, limits.vocab_size)
@@ -120,14 +119,21 @@ def seeded(job: Submission, seeds: Callable[[], int]) -> Submission:
 
 def seeds_of(seed: int | None) -> Callable[[], int]:
     """What draws the seeds of requests: the same ones after each start where the configuration has a seed."""
-    drawn = secrets.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  asked for
+    drawn = random_of(seed)
     return lambda: drawn.getrandbits(63)
 
 
 def begun_by(job: Submission, head: Head, limits: Ready) -> Begun:
     """What the first note says of an answer, but for `cached`."""
     prompt = hashlib.blake2b(repr(job.message.prompt).encode(), digest_size=8).hexdigest()
-    return Begun(head.request_id, head.created, limits.model, f"{limits.computed_by} {head.fingerprint}", prompt, job.sampling.seed)
+    return Begun(
+        head.request_id, head.created, _weights(job, limits), f"{limits.computed_by} {head.fingerprint}", prompt, job.sampling.seed
+    )
+
+
+def _weights(job: Submission, limits: Ready) -> str:
+    """Names what computes the answer: the model, and the adapter if it has one."""
+    return limits.model + job.message.adapter
 
 
 class TokenLog:

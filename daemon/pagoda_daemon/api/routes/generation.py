@@ -111,8 +111,8 @@ class _Choice:
 
     @property
     def generated(self) -> int:
-        """Of its tokens those that this engine gave."""
-        return self.tokens - len(self.job.message.resumed)
+        """Of its tokens those that this engine gave; none while those of another one are read again."""
+        return max(0, self.tokens - len(self.job.message.resumed))
 
     def _thought_tokens(self, row: RowOutput, reason: str | None) -> int:
         """A stop id is no part of the reasoning that it ends."""

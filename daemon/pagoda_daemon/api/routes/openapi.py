@@ -153,7 +153,7 @@ def _not_built(path: str, what: str) -> dict[str, Any]:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    statuses = _ERRORS if operation.error in (ErrorReply, AdapterError) else {**_ERRORS, **_OF_MESSAGES}
+    statuses = {**_ERRORS, **_OF_MESSAGES} if operation.error is MessageErrorReply else _ERRORS
     errors = {status: _answer(said, {JSON: operation.error}) for status, said in statuses.items()}
     for status in errors.keys() & {"429", "503", "529"}:
         errors[status]["headers"] = _HINTS

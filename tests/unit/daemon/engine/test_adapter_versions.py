@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 from pagoda_contracts.launch import AdaptersConfig
 from pagoda_daemon.api.access.catalogue import Catalogue, Version
 from pagoda_daemon.core.batch import WorkerLimits
-from pagoda_daemon.core.errors import AdapterRejected
+from pagoda_daemon.core.errors import AdapterRejected, RequestFailed
 from pagoda_daemon.core.messages import AdapterLoaded, LoadAdapter, ReleaseAdapter
-from pagoda_daemon.engine.adapters import AdapterLoads
+from pagoda_daemon.engine.adapters import AdapterLoads, _attempt
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.runner.adapters import AdapterStore
@@ -35,7 +36,7 @@ class Loads(AdapterLoads):
     """Reads when it is told to."""
 
     def read_now(self, state: Any, message: LoadAdapter, store: AdapterStore) -> AdapterLoaded:
-        return self._answer(state, message, store.read(message.path, None))  # type: ignore[arg-type]
+        return self._answer(state, message, _attempt(store, message))
 
 
 @dataclass
@@ -43,13 +44,14 @@ class World:
     """A front's catalogue over an engine's core, and what every request that runs must say."""
 
     seed: int
+    read: Callable[[Any, Any], Digest] = lambda path, _root: Digest(str(path))
     happened: Counter[str] = field(default_factory=Counter)
     pinned: dict[str, tuple[Version | None, tuple[int, ...]]] = field(default_factory=dict)
     wanted: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.store = AdapterStore(lambda path, _root: Digest(str(path)))
+        self.store = AdapterStore(self.read)
         worker = SimulatedWorker(WorkerLimits(24, 4, VOCAB, 64), adapters=self.store)
         self.drive = Drive(worker, max_concurrency=5, token_budget=16, depth=2, keep_plans=False)
         self.loads = Loads(lambda _fileno: None, lambda change: change())
@@ -167,3 +169,15 @@ def test_a_slot_is_free_when_neither_a_name_nor_a_request_has_it() -> None:
     assert table.hold("z") == 3  # the first one may still be in a plan that is under way
     assert table.take_freed() == [1]
     assert table.hold("w") == 1
+
+
+async def test_a_fault_of_ours_is_not_the_clients_mistake() -> None:
+    """Memory may run out while an adapter is read."""
+    world = World(1, out_of_memory)
+    with pytest.raises(RequestFailed, match="an internal error"):
+        await world.catalogue.load("a", "v1", in_place=False)
+    assert world.catalogue.versions() == {}
+
+
+def out_of_memory(_path: Any, _root: Any) -> Digest:
+    raise MemoryError

@@ -72,5 +72,5 @@ def test_a_note_that_cannot_be_read_is_a_death():
 
 
 def test_each_note_is_read_as_it_was_written():
-    for note in (*NOTES, Note("over"), Note("over", Used(0, 0, 10**14))):
+    for note in (*NOTES, Note("over"), Note("over", Used(0, 0, 10**14)), Note("died", Used(1, 2, 3))):
         assert from_line(to_comment(note)[len(NOTE) : -2]) == note

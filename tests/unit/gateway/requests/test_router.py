@@ -383,11 +383,12 @@ async def test_a_stream_that_is_held_for_long_gets_pings_until_it_is_served():
 
     async def ping(route):
         pings.append(route)
+        harness.now_ms += 15_000
         if len(pings) == 3:
             harness.frame()
 
     await harness.request("stream", ping=ping)
-    assert pings == ["endpoint=none; reason=held-no-replica; held_ms=0; attempt=1"] * 3
+    assert pings == [f"endpoint=none; reason=held-no-replica; held_ms={held_ms}; attempt=1" for held_ms in (0, 15_000, 30_000)]
     assert harness.served == ["stream"]
 
 
