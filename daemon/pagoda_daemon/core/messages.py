@@ -1,7 +1,6 @@
 """What crosses between the front process and the engine process, over zmq as msgpack. Owned by both, changed by neither alone.
 
-The front tokenises, renders templates, detokenises and finds stop strings; the engine sees token ids only. Both processes
-come from one image and start together, so these messages need no version.
+The front knows texts, templates and stop strings; the engine sees token ids only. Both start from one image: no version is needed.
 """
 
 from __future__ import annotations
@@ -251,8 +250,7 @@ class DeepCheckAnswer(msgspec.Struct, frozen=True, tag="deep_check_answer"):
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
-    """The adapter of a `LoadAdapter` is held under `digest`; or `error` says why not: `missing`, because there is none,
-    `fault`, by a fault of ours."""
+    """The adapter of a `LoadAdapter` is held under `digest`; or `error` says why not: there is none (`missing`), or a `fault` of ours."""
 
     call: int
     digest: str = ""
