@@ -15,6 +15,7 @@ SEED: Final = 20_261_124
 _PREFIXES: Final = 64
 _PROMPT: Final = 16  # chunks: 2,048 tokens
 _SYSTEM: Final = 47  # chunks: 6,016 tokens
+CATALOGUE: Final = frozenset(f"adapter-{number}" for number in range(200))
 
 
 class Asked(NamedTuple):
@@ -25,6 +26,7 @@ class Asked(NamedTuple):
     output_tokens: int
     session: str
     key: str
+    adapter: str = ""
 
 
 class Turn(NamedTuple):
@@ -50,6 +52,22 @@ def single_turns(share: float, count: int, per_s: float, burst: float = 1.0) -> 
         prefix = luck.choices(range(_PREFIXES), weights)[0]
         chunks = (*(f"p{prefix}.{at_chunk}" for at_chunk in range(shared)), *(f"r{number}.{chunk}" for chunk in range(_PROMPT - shared)))
         found.append([Turn(at, Asked(at, chunks, round(luck.uniform(16, 240)), "", f"r{number}"))])
+    return found
+
+
+def adapters(requests: int, per_s: float, burst: bool = False) -> Trace:
+    """Independent requests for the adapters of CATALOGUE, drawn by Zipf's law. `burst`: for 30 s of each minute every second request is for
+    one adapter of the tail."""
+    luck, at, found = random.Random(f"{SEED}/adapters/{burst}"), 0.0, []
+    names = sorted(CATALOGUE)
+    weights = [1 / (rank + 1) for rank in range(len(names))]
+    for number in range(requests):
+        at += luck.expovariate(per_s)
+        adapter = luck.choices(names, weights)[0]
+        if burst and int(at / 30) % 2 and luck.random() < 0.5:
+            adapter = names[-1]
+        chunks = tuple(f"r{number}.{chunk}" for chunk in range(_PROMPT))
+        found.append([Turn(at, Asked(at, chunks, round(luck.uniform(16, 240)), "", f"r{number}", adapter))])
     return found
 
 

@@ -18,6 +18,7 @@ from pagoda_contracts.route import (
     REASON_SESSION,
 )
 
+from pagoda_gateway.routing.adapters import candidates
 from pagoda_gateway.routing.affinity import owner, within_bound
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.request import RoutingRequest
@@ -106,11 +107,12 @@ def _trust(judged: Judged, tried: Mapping[str, int]) -> tuple[bool, bool]:
 def _best(endpoints: Sequence[Endpoint], request: RoutingRequest, scorers: Sequence[Weighted]) -> tuple[Endpoint, RoutingRequest]:
     """Returns the endpoint with the best score of those within the bound of load, and the request with its session's owner among them.
     Among equals, the one that was not picked for the longest time: a stable rotation."""
-    bounded = within_bound(endpoints)
     request = replace(request, crowded=crowded(endpoints))
+    bounded = candidates(within_bound(endpoints), request.model, request.crowded)
     if request.session:
         fair = [one for one in bounded if one.name not in request.crowded]
-        request = replace(request, owner=owner(fair or bounded, request.session))
+        loaded = [one for one in fair if one.has_loaded(request.model)]
+        request = replace(request, owner=owner(loaded or fair or bounded, request.session))
     return min(bounded, key=lambda one: (-score(one, request, scorers), one.last_pick, one.name)), request
 
 

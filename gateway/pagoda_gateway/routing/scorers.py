@@ -57,6 +57,11 @@ def fair_share(endpoint: Endpoint, request: RoutingRequest) -> float:
     return -float(endpoint.name in request.crowded)
 
 
+def adapter_load(endpoint: Endpoint, request: RoutingRequest) -> float:
+    """Minus 1 for an endpoint that would have to load the request's adapter first."""
+    return -float(bool(endpoint.adapter(request.model)) and not endpoint.has_loaded(request.model))
+
+
 def kv_headroom(endpoint: Endpoint, request: RoutingRequest) -> float:
     """Minus the part of the prompt for which no KV block is free: the request would wait, or make others compute again."""
     frame = endpoint.frame
@@ -75,6 +80,8 @@ SCORERS: Final = (
     Weighted(prefix, 0.04),
     Weighted(kv_headroom, 1.0),
     Weighted(fair_share, 0.5),
+    # Seconds that a load takes, roughly. Less than a crowded endpoint is worth, so that a burst on one adapter spreads.
+    Weighted(adapter_load, 0.3),
     # No load within the bounds (affinity.py, share.py) outweighs a session.
     Weighted(session, 1_000_000.0),
 )

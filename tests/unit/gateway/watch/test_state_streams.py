@@ -47,6 +47,13 @@ def test_what_the_predicted_time_to_first_token_needs_reaches_the_frame():
     assert {name: getattr(frame, name) for name in said} == said
 
 
-def test_names_that_stand_for_adapters_reach_the_frame_however_far_they_are():
-    known = [AdapterState(name="pirate", phase=AdapterPhase.ADAPTER_PHASE_LOADED), AdapterState(name="polite")]
-    assert parse_state(State(phase=Phase.PHASE_READY, adapters=known)).adapters == {"pirate", "polite"}
+def test_adapters_reach_the_frame_and_only_those_in_memory_count_as_loaded():
+    phases = {
+        "pirate": AdapterPhase.ADAPTER_PHASE_LOADED,
+        "polite": AdapterPhase.ADAPTER_PHASE_KNOWN,
+        "late": AdapterPhase.ADAPTER_PHASE_FETCHING,
+        "broken": AdapterPhase.ADAPTER_PHASE_FAILED,
+    }
+    known = [AdapterState(name=name, phase=phase) for name, phase in phases.items()]
+    frame = parse_state(State(phase=Phase.PHASE_READY, adapters=known))
+    assert (frame.adapters, frame.loaded) == ({"pirate", "polite", "late"}, {"pirate"})
