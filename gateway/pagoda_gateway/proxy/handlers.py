@@ -36,7 +36,7 @@ from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import (
     GatewayError,
     MalformedHttp,
-    ModelNotFound,
+    ModelNotAllowed,
     NotBuilt,
     NotServedHere,
     NotSynced,
@@ -147,11 +147,13 @@ class Api:
         return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        name, served = request.match_info["id"], self._served(request[TENANT])
-        for model in served:
+        name, policy = request.match_info["id"], self.limiter.policy(request[TENANT])
+        for model in self._served(request[TENANT]):
             if model.name == name:
                 return _json(self._card(model))
-        raise ModelNotFound(name, near(name, [model.name for model in served]))
+        if policy.refusing(name) is not None:
+            raise ModelNotAllowed(name, near(name, policy.models))
+        raise self.router.not_found(name, policy)
 
     def _card(self, model: ServedName) -> dict[str, str | int | bool]:
         """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""

@@ -191,6 +191,16 @@ async def test_the_list_of_models_marks_what_cannot_serve_until_a_person_acts():
     assert cards == {"m": (True, None), "asleep": (True, None), "broken": (False, "ModelRejected: no safetensors")}
 
 
+async def test_a_name_lost_seconds_ago_is_worth_a_retry_however_it_is_asked_for():
+    async with served() as (harness, _, port), connected(port) as connection:
+        harness.cache.delete_service("ns/s")
+        for passed_ms, retried in ((0, ("true", "5")), (30_000, ("false", None))):
+            harness.now_ms += passed_ms
+            for method, path, content in (("POST", "/v1/embeddings", BODY), ("GET", "/v1/models/m", b"")):
+                status, headers, _ = await connection.ask(method, path, ACCEPTED["bearer"], content)
+                assert (status, (headers["x-should-retry"], headers.get("retry-after"))) == (404, retried), (method, passed_ms)
+
+
 async def test_before_the_keys_are_read_no_key_is_called_wrong():
     for anonymous in (False, True):
         async with served(synced=False, anonymous=anonymous) as (_, _, port), connected(port) as connection:
