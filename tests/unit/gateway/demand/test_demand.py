@@ -193,16 +193,18 @@ async def test_a_replica_that_fails_its_deep_check_takes_no_new_request_unless_a
     assert {(status, route.reason) for status, _, route in answers} == {(200, "only-unsound")}
 
 
-async def test_a_sole_replica_that_fails_its_deep_check_holds_its_requests(bench, replicas):
+async def test_a_sole_replica_that_fails_its_deep_check_serves_on_and_the_reason_says_so(bench, replicas):
     one, _ = replicas
-    await bench.serve(one)
-    one.say(phase=Phase.PHASE_READY, deep_check_failed=True)
-    await bench.metric_is("endpoints", 1, verdict="deep-check")
-    asked = asyncio.create_task(bench.ask())
+    one.say(phase=Phase.PHASE_LOADING)
+    write_fleet(bench.file, [{"name": bench.service, "served_names": ["m"], "endpoints": [one.entry()]}])
+    await bench.metric_is("endpoints", 1, verdict="loading")
+    held = asyncio.create_task(bench.ask())
     await bench.metric_is("held_requests", 1)
-    one.say(phase=Phase.PHASE_READY)
-    status, _, route = await asked
-    assert (status, route.reason) == (200, "held-deep-check")
+    one.say(phase=Phase.PHASE_READY, deep_check_failed=True)
+    assert [(status, route.reason) for status, _, route in (await held, await bench.ask())] == [
+        (200, "held-loading"),
+        (200, "only-unsound"),
+    ]
 
 
 async def test_demand_is_sent_to_the_operator_and_to_no_other_caller(tmp_path):
