@@ -25,6 +25,7 @@ from pagoda_gateway.proxy import body, parse
 from pagoda_gateway.proxy.authenticate import KEY_ID, TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.connection import check_head
+from pagoda_gateway.proxy.fields import fields_of
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.overflow import Overflow
@@ -109,10 +110,11 @@ class Api:
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
-        life.request = parse.routing_request(whole, request.headers, request[TENANT])
+        fields = fields_of(whole)
+        life.request = parse.routing_request(fields, whole, request.headers, request[TENANT])
         life.ping = relay.ping if life.request.stream else None
         style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
-        asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
+        asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, fields, len(whole)), style)
         async with self.limiter.admitted(asked) as relay.account:
             life.policy, life.claim = relay.account.policy, claim_of(life.request, relay.account.policy)
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
