@@ -120,9 +120,8 @@ class Session:
         tenant, key = (owner.tenant, owner.key_id) if owner is not None else ("", "")
         fields = fields_of(body)
         life.request = parse.routing_request(fields, body, head.headers, tenant)
-        asked = Asked(
-            tenant, fields.model, partial(wish, path, fields, len(body)), "anthropic" if dialect_of(path) is ANTHROPIC else "openai"
-        )
+        style: Style = "anthropic" if dialect_of(path) is ANTHROPIC else "openai"
+        asked = Asked(tenant, fields.model, partial(wish, path, fields, len(body)), style)
         async with self._picker.limiter.admitted(asked) as account:
             observed.account, life.policy, life.claim = account, account.policy, claim_of(life.request, account.policy)
             endpoint = await self._picker.router.choose(life, Terms(self._picker.hold_s, subset))
