@@ -175,6 +175,13 @@ class Router:
         return choice.endpoint
 
     def _choose(self, life: RequestLife, terms: Terms) -> Pick | Wait:
+        began_ms = self._clock_ms()
+        choice = self._look(life, terms)
+        if isinstance(choice, Pick):
+            self._counters.metrics.chosen((self._clock_ms() - began_ms) / 1000)
+        return choice
+
+    def _look(self, life: RequestLife, terms: Terms) -> Pick | Wait:
         service = self._cache.resolve(life.request.model)
         if service is None:
             if not self._cache.synced:
