@@ -94,7 +94,12 @@ POOL_HELD: Final = _pool(
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
 SCHEDULER_SECONDS: Final = tuple(
     Metric(
-        *(f"{system}_scheduler_e2e_duration_seconds", "histogram", "Time to choose a replica for a request, without the time it was held", ()),
+        *(
+            f"{system}_scheduler_e2e_duration_seconds",
+            "histogram",
+            "Time to choose a replica for a request, without the time it was held",
+            (),
+        ),
         (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
     )
     for system in ("llm_d_epp", "inference_extension")
