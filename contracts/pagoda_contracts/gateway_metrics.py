@@ -92,9 +92,21 @@ POOL_HELD: Final = _pool(
     "flow_control_queue_size", "extension_flow_control_queue_size", "Requests held: no replica can take them yet", *_HELD
 )
 GATEWAY_POOL: Final = (*POOL_AVERAGE_QUEUE, *POOL_AVERAGE_KV, *POOL_READY, *POOL_HELD)
+SCHEDULER_SECONDS: Final = tuple(
+    Metric(
+        *(
+            f"{system}_scheduler_e2e_duration_seconds",
+            "histogram",
+            "Time to choose a replica for a request, without the time it was held",
+            (),
+        ),
+        (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
+    )
+    for system in ("llm_d_epp", "inference_extension")
+)
 GATEWAY_OWN: Final = (
     *(GATEWAY_REQUESTS, GATEWAY_UNAUTHENTICATED, GATEWAY_HELD, GATEWAY_ENDPOINTS, GATEWAY_REPICKS, GATEWAY_HOLD_SECONDS),
     *(GATEWAY_DURATION, GATEWAY_TTFT, GATEWAY_CONTINUED, GATEWAY_LEFT_OUT, GATEWAY_OVERFLOWED),
     *(GATEWAY_TOKENS, GATEWAY_OVER_QUOTA, GATEWAY_QUOTA_STORE),
 )
-GATEWAY: Final = (*GATEWAY_OWN, *GATEWAY_POOL)
+GATEWAY: Final = (*GATEWAY_OWN, *GATEWAY_POOL, *SCHEDULER_SECONDS)

@@ -10,7 +10,6 @@ from pagoda_gateway.requests.errors import NotBuilt, ResponseNotFound
 from support.harness.gateway import GatewayHarness
 
 OF_ONE_REPLICA = {
-    "/v1/requests/{id}/trace": "the replica that answered remembers it; not routed yet",
     PATH_LOAD: "LoraAdapters are the operator's",
     PATH_UNLOAD: "LoraAdapters are the operator's",
     "/load": "of one replica",

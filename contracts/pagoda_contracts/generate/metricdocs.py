@@ -41,7 +41,10 @@ def text() -> str:
         ("Replica: its front process", metrics.DAEMON_PROCESS),
         ("Replica: our own", metrics.DAEMON_OWN),
         ("Gateway", gateway_metrics.GATEWAY_OWN),
-        ("Gateway: names of llm-d's endpoint picker, and their older twins", gateway_metrics.GATEWAY_POOL),
+        (
+            "Gateway: names of llm-d's endpoint picker, and their older twins",
+            (*gateway_metrics.GATEWAY_POOL, *gateway_metrics.SCHEDULER_SECONDS),
+        ),
         ("Operator", metrics.OPERATOR),
     )
     buckets = _numbered((*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER))

@@ -15,7 +15,8 @@ import structlog
 from pagoda_contracts.names import GRPC_DEMAND, GRPC_WATCH_DEMAND, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
 from pagoda_contracts.pb.demand_pb2 import Demand, WatchDemandRequest
 
-from pagoda_gateway.demand.callers import Callers, Unauthorized
+from pagoda_gateway.demand.admission import Admission
+from pagoda_gateway.demand.callers import Callers
 from pagoda_gateway.demand.keda import ExternalScaler
 from pagoda_gateway.demand.messages import DemandMessages
 from pagoda_gateway.demand.quota_reports import QuotaReports
@@ -23,9 +24,6 @@ from pagoda_gateway.limits.ledger import WindowCount
 
 log = structlog.get_logger()
 
-# Operators and other gateways are a handful. KEDA keeps two streams per trigger. The bound keeps other callers from filling the memory.
-_MAX_CALLS: Final = 64
-_MAX_KEDA_CALLS: Final = 4_096
 _OPTIONS: Final = [
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
     ("grpc.max_receive_message_length", 64 * 1024),
@@ -46,9 +44,8 @@ class DemandServer:
         quotas: Callable[[], list[WindowCount]] = list,
     ) -> None:
         self._quotas = quotas
-        self._messages, self._identity, self._clock_ms, self._callers, self._keda = messages, identity, clock_ms, callers, keda
-        calls = _MAX_CALLS + (_MAX_KEDA_CALLS if keda is not None else 0)
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=calls)
+        self._messages, self._identity, self._clock_ms, self._keda = messages, identity, clock_ms, keda
+        self._server = grpc.aio.server(interceptors=[Admission(callers)], options=_OPTIONS)
 
     async def start(self, address: str) -> int:
         """Starts the server and returns its port; RuntimeError if the port is taken."""
@@ -67,18 +64,7 @@ class DemandServer:
         """Ends all streams, so that watchers see at once that this gateway is gone."""
         await self._server.stop(None)
 
-    async def _authorize(self, context: Any) -> None:
-        """Ends the call of a caller without a role. Without `callers` every caller may watch."""
-        if self._callers is None:
-            return
-        try:
-            self._callers.role(context.invocation_metadata() or ())
-        except Unauthorized as error:
-            log.warning("a caller may not watch the demand", why=str(error))
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED if error.known else grpc.StatusCode.UNAUTHENTICATED, str(error))
-
-    async def _watch(self, request: WatchDemandRequest, context: Any) -> AsyncIterator[Demand]:
-        await self._authorize(context)
+    async def _watch(self, request: WatchDemandRequest, _context: Any) -> AsyncIterator[Demand]:
         log.info("a watch of the demand began", watcher=request.watcher[:128])
         wanted, soon = set(request.services), self._messages.watch()
         sequence, round_sent, reports = 0, -1, QuotaReports(self._quotas)

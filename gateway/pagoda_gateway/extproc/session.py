@@ -21,9 +21,11 @@ from pagoda_gateway.access.keys import Owner
 from pagoda_gateway.extproc import messages
 from pagoda_gateway.extproc.answer import Answer
 from pagoda_gateway.extproc.phases import Event, Exchange, Head, Piece, Side, chunks
+from pagoda_gateway.limits.wording import Style
 from pagoda_gateway.proxy import parse
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Collected, Limits, too_slow
+from pagoda_gateway.proxy.fields import fields_of
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import Observe
 from pagoda_gateway.proxy.wish import wish
@@ -116,8 +118,10 @@ class Session:
         subset = messages.subset_of(self._message)
         body = await self._body(head, life)
         tenant, key = (owner.tenant, owner.key_id) if owner is not None else ("", "")
-        life.request = parse.routing_request(body, head.headers, tenant)
-        asked = Asked(tenant, life.request.model, partial(wish, path, body), "anthropic" if dialect_of(path) is ANTHROPIC else "openai")
+        fields = fields_of(body)
+        life.request = parse.routing_request(fields, body, head.headers, tenant)
+        style: Style = "anthropic" if dialect_of(path) is ANTHROPIC else "openai"
+        asked = Asked(tenant, fields.model, partial(wish, path, fields, len(body)), style)
         async with self._picker.limiter.admitted(asked) as account:
             observed.account, life.policy, life.claim = account, account.policy, claim_of(life.request, account.policy)
             endpoint = await self._picker.router.choose(life, Terms(self._picker.hold_s, subset))

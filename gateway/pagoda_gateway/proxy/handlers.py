@@ -6,7 +6,7 @@ Decides nothing about replicas and counts nothing. One aiohttp application for t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
@@ -25,10 +25,12 @@ from pagoda_gateway.proxy import body, parse
 from pagoda_gateway.proxy.authenticate import KEY_ID, TENANT, Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.connection import check_head
+from pagoda_gateway.proxy.fields import fields_of
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.relay import Relay
+from pagoda_gateway.proxy.traces import TRACE_PATH, trace
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.proxy.wish import wish
@@ -36,7 +38,7 @@ from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import (
     GatewayError,
     MalformedHttp,
-    ModelNotFound,
+    ModelNotAllowed,
     NotBuilt,
     NotServedHere,
     NotSynced,
@@ -49,6 +51,7 @@ from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.near_names import near
+from pagoda_gateway.requests.recent import Answered, Recent
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.usage import Usage, ended, payer_of
 from pagoda_gateway.watch.cache import EndpointCache
@@ -74,12 +77,14 @@ class Api:
     usage: Usage
     overflow: Overflow | None = None
     stopping: bool = False
+    recent: Recent = field(default_factory=Recent)
 
     def application(self) -> web.Application:
         """Returns the application for the API's port."""
         app = web.Application(middlewares=[self.observe.middleware(), _envelope, self.authenticate.middleware()])
         app.add_routes([web.post(path, self._inference) for path in ENDPOINTS])
         app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
+        app.add_routes([web.get(TRACE_PATH, self._trace)])
         app.add_routes([web.get("/health", self._health), web.get("/version", _version)])
         app.add_routes([web.route("*", _pattern(path), _not_built(what)) for path, what in NOT_BUILT.items()])
         app.add_routes([web.route("*", _pattern(STORED), _not_stored)])
@@ -109,10 +114,11 @@ class Api:
 
     async def _answer(self, request: web.Request, life: RequestLife, relay: Relay) -> web.StreamResponse:
         whole = await body.read(request, self.limits, life.take_bytes)
-        life.request = parse.routing_request(whole, request.headers, request[TENANT])
+        fields = fields_of(whole)
+        life.request = parse.routing_request(fields, whole, request.headers, request[TENANT])
         life.ping = relay.ping if life.request.stream else None
         style: Style = "anthropic" if dialect_of(request.path) is ANTHROPIC else "openai"
-        asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, whole), style)
+        asked = Asked(request[TENANT], life.request.model, partial(wish, request.path, fields, len(whole)), style)
         async with self.limiter.admitted(asked) as relay.account:
             life.policy, life.claim = relay.account.policy, claim_of(life.request, relay.account.policy)
             path = request.rel_url.raw_path_qs  # a target in absolute form names the gateway, not the replica
@@ -127,6 +133,8 @@ class Api:
                 return answer
             finally:
                 self._count(request, life, relay.account)
+                if relay.finish.id and not life.target:
+                    self.recent.add(request[TENANT], request[_REQUEST_ID], Answered(life.endpoint, relay.finish.id))
 
     async def _serve(self, life: RequestLife, relay: Relay, call: Call) -> web.StreamResponse:
         if self.overflow is not None:
@@ -136,6 +144,9 @@ class Api:
     def _count(self, request: web.Request, life: RequestLife, account: Account) -> None:
         if account.used is not None:
             self.usage.record(payer_of(life, request[KEY_ID]), account.used, ended(life, account.status))
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        return await trace(request.match_info["id"], request[TENANT], self.recent, self.upstream)
 
     async def _health(self, _request: web.Request) -> web.Response:
         """Clients of replicas ask so before they begin. Kubelet asks on the probes' port, without a key."""
@@ -147,11 +158,13 @@ class Api:
         return _json({"object": "list", "data": [self._card(model) for model in self._served(request[TENANT])]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        name, served = request.match_info["id"], self._served(request[TENANT])
-        for model in served:
+        name, policy = request.match_info["id"], self.limiter.policy(request[TENANT])
+        for model in self._served(request[TENANT]):
             if model.name == name:
                 return _json(self._card(model))
-        raise ModelNotFound(name, near(name, [model.name for model in served]))
+        if policy.refusing(name) is not None:
+            raise ModelNotAllowed(name, near(name, policy.models))
+        raise self.router.not_found(name, policy)
 
     def _card(self, model: ServedName) -> dict[str, str | int | bool]:
         """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""

@@ -1,4 +1,4 @@
-"""Reads what routing needs of a request: the model, the conversation, and the text at the prompt's beginning. Pure.
+"""Makes of a request what routing needs: the model, the conversation, and the text at the prompt's beginning. Pure.
 
 The body is forwarded unchanged, and the daemon validates the rest. Whatever is not as expected here names no conversation and no text.
 """
@@ -15,6 +15,7 @@ import msgspec
 from pagoda_contracts.names import HEADER_CONTINUE
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, TEXT_CHUNK_BYTES, Scope, chat_text, text_hashes
 
+from pagoda_gateway.proxy.fields import Fields
 from pagoda_gateway.requests.errors import BadRequest
 from pagoda_gateway.routing.predict import BYTES_PER_TOKEN
 from pagoda_gateway.routing.request import RoutingRequest
@@ -30,43 +31,23 @@ _MAX_KEYS: Final = 1 << 15
 _MAX_TEXT: Final = 3 * MAX_TEXT_HASHES * TEXT_CHUNK_BYTES
 _MAX_TURNS: Final = 4096
 _NEVER: Final = "never"
-_NONE: Final = msgspec.Raw(b"null")
 
 Message = tuple[str, str]
 
 
-class _Head(msgspec.Struct, frozen=True):
-    """`model` picks the service. Other fields may be anything."""
-
-    model: str
-    prompt_cache_key: msgspec.Raw = _NONE
-    session_id: msgspec.Raw = _NONE
-    messages: msgspec.Raw = _NONE
-    input: msgspec.Raw = _NONE
-    prompt: msgspec.Raw = _NONE
-    system: msgspec.Raw = _NONE
-    instructions: msgspec.Raw = _NONE
-    service_tier: msgspec.Raw = _NONE
-    stream: msgspec.Raw = _NONE
-
-
-_DECODER = msgspec.json.Decoder(_Head)
-
-
-def routing_request(body: bytes, headers: Mapping[str, str], tenant: str) -> RoutingRequest:
-    """Returns what routing knows of a request; BadRequest says what is wrong with its body."""
-    head = _head(body)
-    messages = _conversation(head) if _is_readable(body) else []
+def routing_request(fields: Fields, body: bytes, headers: Mapping[str, str], tenant: str) -> RoutingRequest:
+    """Returns what routing knows of a request with this body and these fields of it."""
+    messages = _conversation(fields) if _is_readable(body) else []
     text = chat_text(messages)
-    names = text_hashes(Scope(tenant, head.model), text[:_MAX_TEXT]) if messages else []
+    names = text_hashes(Scope(tenant, fields.model), text[:_MAX_TEXT]) if messages else []
     return RoutingRequest(
-        head.model,
+        fields.model,
         tenant=tenant,
         prefix_hashes=tuple(names),
-        session=_session(head, headers, tenant, messages),
+        session=_session(fields, headers, tenant, messages),
         prompt_tokens=(len(text) or len(body)) // BYTES_PER_TOKEN,
-        tier=_tier(head),
-        stream=bytes(memoryview(head.stream)) == b"true",
+        tier=_tier(fields),
+        stream=bytes(memoryview(fields.stream)) == b"true",
     )
 
 
@@ -76,22 +57,10 @@ def _is_readable(body: bytes) -> bool:
     return len(body) <= _MAX_READ and body.count(b"{") + body.count(b"[") <= _MAX_PARTS and body.count(b'":') <= _MAX_KEYS
 
 
-def _head(body: bytes) -> _Head:
-    try:
-        parsed = _DECODER.decode(body)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"the request's body is not valid: {error}", "model" if "model" in str(error) else None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the request's body is not JSON: {error}") from error
-    if not parsed.model:
-        raise BadRequest("`model` must not be empty; GET /v1/models lists the names", "model")
-    return parsed
-
-
-def _session(head: _Head, headers: Mapping[str, str], tenant: str, messages: list[Message]) -> str:
+def _session(fields: Fields, headers: Mapping[str, str], tenant: str, messages: list[Message]) -> str:
     """Returns a key that is the same for all requests of a conversation, bound to the tenant: by the id that the client sends, else by what
     all its turns begin with. A first turn without an id is no conversation yet."""
-    for given in (_id(head.prompt_cache_key), _id(head.session_id), headers.get(_SESSION_HEADER)):
+    for given in (_id(fields.prompt_cache_key), _id(fields.session_id), headers.get(_SESSION_HEADER)):
         if given:
             return _key(tenant, "id", given)
     if not any(role == "assistant" for role, _ in messages):
@@ -100,9 +69,9 @@ def _session(head: _Head, headers: Mapping[str, str], tenant: str, messages: lis
     return _key(tenant, "turns", chat_text(messages[: first + 1]))
 
 
-def _tier(head: _Head) -> Literal["interactive", "batch"]:
+def _tier(fields: Fields) -> Literal["interactive", "batch"]:
     """OpenAI's `flex`: cheaper, and it may wait or be refused when others do not."""
-    return "batch" if bytes(memoryview(head.service_tier)) == b'"flex"' else "interactive"
+    return "batch" if bytes(memoryview(fields.service_tier)) == b'"flex"' else "interactive"
 
 
 def _key(tenant: str, *parts: str) -> str:
@@ -114,10 +83,10 @@ def _key(tenant: str, *parts: str) -> str:
     return state.hexdigest()
 
 
-def _conversation(head: _Head) -> list[Message]:
+def _conversation(fields: Fields) -> list[Message]:
     """Returns role and text of each message, in the order of the prompt, whichever API the request is of."""
-    before = [("system", text) for raw in (head.system, head.instructions) if (text := _text(_value(raw)))]
-    for raw in (head.messages, head.input, head.prompt):
+    before = [("system", text) for raw in (fields.system, fields.instructions) if (text := _text(_value(raw)))]
+    for raw in (fields.messages, fields.input, fields.prompt):
         if messages := list(_messages(_value(raw))):
             return [*before, *messages]
     return before

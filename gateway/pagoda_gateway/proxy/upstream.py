@@ -21,6 +21,7 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socke
 # Much shorter than the daemon's 75 s: the side that closes first does not race.
 _IDLE_S: Final = 4.0
 _LARGE_BODY: Final = 1 << 18
+_GET_TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
 class Call(NamedTuple):
@@ -69,6 +70,18 @@ class Upstream:
                 return await self._post(http, call, sent, fresh=True)
             except Refused as refusal:
                 raise Died("closed", str(refusal)) from refusal
+
+    async def get(self, http: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Returns status and body of a short answer; Refused or Died if there is none within 10 s."""
+        own = {hdrs.AUTHORIZATION: self._own.header()} if self._own is not None else {}
+        url = URL(f"http://{http}{path}", encoded=True)
+        try:
+            async with self._fresh.get(url, headers=headers | own, timeout=_GET_TIMEOUT) as answer:
+                return answer.status, await answer.read()
+        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+            raise Refused(UNREACHABLE, str(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Died("closed", str(error)) from error
 
     async def _post(self, http: str, call: Call, sent: Sent, *, fresh: bool) -> aiohttp.ClientResponse:
         session, sent.reused = self._fresh if fresh else self._pool, False

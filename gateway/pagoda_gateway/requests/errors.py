@@ -4,7 +4,7 @@ GatewayError                  ends one request
 ├── BadRequest 400            the body is not JSON, or lacks `model`
 │   ├── BodyTooLarge 413      BodyTooSlow 408      EncodingUnsupported 415
 │   ├── MalformedHttp 400     the head can be read in two ways; HeadersTooLarge 431
-│   └── NotServedHere 404     no such path; NotThisMethod 405; ResponseNotFound 404
+│   └── NotServedHere 404     no such path; NotThisMethod 405; ResponseNotFound 404; RequestNotFound 404
 ├── NotBuilt 501              a path of OpenAI's that Pagoda does not have yet
 ├── Unauthenticated 401       no API key, or one that is not valid here
 ├── ModelNotFound 404         no service has the name `model`, or the tenant may not use it (ModelNotAllowed)
@@ -112,6 +112,12 @@ class ResponseNotFound(BadRequest):
     """Responses are not kept."""
 
     status, code = 404, "response_not_found"
+
+
+class RequestNotFound(BadRequest):
+    """No replica has the trace of such a request of this tenant."""
+
+    status, code = 404, "request_not_found"
 
 
 class NotThisMethod(NotServedHere):

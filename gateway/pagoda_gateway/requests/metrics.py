@@ -39,6 +39,7 @@ class Metrics:
         self._duration = _histogram(words.GATEWAY_DURATION, self._registry)
         self._ttft = _histogram(words.GATEWAY_TTFT, self._registry)
         self._pools = PoolMetrics(self._registry)
+        self._scheduler = [_histogram(metric, self._registry) for metric in words.SCHEDULER_SECONDS]
 
     def answered(self, service: str, code: int) -> None:
         """A request ended. 499: the client left. A stream whose replica died counts as 502, one that the
@@ -86,6 +87,11 @@ class Metrics:
     def held(self, service: str, seconds: float) -> None:
         """A request left the hold queue."""
         self._hold_seconds.labels(service).observe(seconds)
+
+    def chosen(self, seconds: float) -> None:
+        """A replica was chosen for a request. That took so long."""
+        for histogram in self._scheduler:
+            histogram.observe(seconds)
 
     def took(self, service: str, seconds: float, ttft_seconds: float | None) -> None:
         """A request that a replica of this service was asked for has ended."""

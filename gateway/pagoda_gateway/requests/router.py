@@ -111,7 +111,8 @@ class Router:
         self._names = names
         self._queue.wake_all(now_ms)
 
-    def _not_found(self, model: str, policy: Policy) -> ModelNotFound:
+    def not_found(self, model: str, policy: Policy) -> ModelNotFound:
+        """Returns the error for a name that no service has. One that was lost seconds ago is worth a retry."""
         lost_ms = self._lost.get(model)
         if lost_ms is not None and self._clock_ms() - lost_ms < _LOST_MS:
             return ModelGone(model)
@@ -174,11 +175,18 @@ class Router:
         return choice.endpoint
 
     def _choose(self, life: RequestLife, terms: Terms) -> Pick | Wait:
+        began_ms = self._clock_ms()
+        choice = self._look(life, terms)
+        if isinstance(choice, Pick):
+            self._counters.metrics.chosen((self._clock_ms() - began_ms) / 1000)
+        return choice
+
+    def _look(self, life: RequestLife, terms: Terms) -> Pick | Wait:
         service = self._cache.resolve(life.request.model)
         if service is None:
             if not self._cache.synced:
                 return Wait(UNSYNCED, "unsynced")
-            raise self._not_found(life.request.model, life.policy)
+            raise self.not_found(life.request.model, life.policy)
         life.assign(service.key)
         overflows = service.overflow is not None and service.overflow.target in life.targets and not life.begun
         life.overflow = service.overflow if overflows else None

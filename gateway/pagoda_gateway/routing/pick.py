@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pagoda_contracts.route import (
     REASON_LEAST_LOADED,
@@ -26,9 +26,6 @@ from pagoda_gateway.routing.revisions import in_order
 from pagoda_gateway.routing.scorers import SCORERS, Weighted, cached_share, prefix, score, session
 from pagoda_gateway.routing.share import crowded
 from pagoda_gateway.routing.verdict import RANK, ROUTABLE, SOUND, UNSOUND, Verdict, judge, judge_for
-
-# If this many endpoints are unsound and none is sound, a wrong answer sheet or a false alarm is likelier than as many broken devices.
-_FALSE_ALARM: Final = 2
 
 Judged = tuple[Endpoint, Verdict]
 
@@ -124,10 +121,10 @@ def _reason(best: Endpoint, request: RoutingRequest, scorers: Sequence[Weighted]
 
 
 def _last_resort(judged: Sequence[Judged]) -> list[Judged]:
-    """Returns unsound endpoints that serve because none is sound: those with a faulty device and a right check, else several others."""
+    """Returns unsound endpoints that serve because none is sound: those with a faulty device and a right check, else the others. The last
+    one stays in use, as it does among outliers: a wrong or late check is likelier a false alarm than an outage is worth."""
     unsound = [entry for entry in judged if entry[1] in UNSOUND]
     if any(verdict in SOUND for _, verdict in judged):
         return []
-    answering = [entry for entry in unsound if entry[1] is Verdict.DEVICE_FAULT]
-    able = answering or (unsound if len(unsound) >= _FALSE_ALARM else [])
+    able = [entry for entry in unsound if entry[1] is Verdict.DEVICE_FAULT] or unsound
     return [entry for entry in able if not entry[0].refused]

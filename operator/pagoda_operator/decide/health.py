@@ -60,8 +60,13 @@ def judge(observed: Observed) -> Health:
     order = dict.fromkeys(uncertain, Removal.UNVERIFIED)
     order |= {one.pod.name: Removal.FAULTY if one.answers else Removal.FIRST for one in (*found, *unhealthy(observed, draining=True))}
     if not any(pod.serves and pod.name not in ill | uncertain for pod in observed.pods):
-        order |= {one.pod.name: Removal.LAST for one in found if one.answers}
+        order |= {one.pod.name: Removal.LAST for one in _in_use(found)}
     return Health(found, tuple(_marks(observed)), order)
+
+
+def _in_use(found: Iterable[Unhealthy]) -> list[Unhealthy]:
+    """Those that gateways use if no replica is healthy."""
+    return [one for one in found if one.answers] or [one for one in found if one.wrong]
 
 
 def _marks(observed: Observed) -> Iterable[Annotate]:

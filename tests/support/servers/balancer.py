@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager, suppress
 
 class Balancer:
     """`backends` are ports of this machine; a test changes the list. `given` counts the connections of each, `refused` those that found no
-    listener."""
+    listener; `of` says which backend the client at a port was given."""
 
     def __init__(self) -> None:
         self.backends: list[int] = []
         self.given: Counter[int] = Counter()
         self.refused = 0
+        self.of: dict[int, int] = {}
         self.port = 0
 
     async def gives(self, backend: int, more: int) -> None:
@@ -28,6 +29,7 @@ class Balancer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         backend = self.backends[self.given.total() % len(self.backends)]
         self.given[backend] += 1
+        self.of[writer.get_extra_info("peername")[1]] = backend
         try:
             back, forth = await asyncio.open_connection("127.0.0.1", backend)
         except ConnectionError:

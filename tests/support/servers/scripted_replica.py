@@ -152,6 +152,8 @@ async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
     lengths = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
     if lengths:
         return await reader.readexactly(lengths[0])
+    if head.startswith(b"GET "):
+        return b""
     assert b"transfer-encoding: chunked" in head.lower()
     body = b""
     while size := int((await reader.readline()).strip(), 16):

@@ -2,7 +2,7 @@
 Pure; called by `plan`, and by the folders beside and above this one.
 
 A replica is unhealthy if kubelet calls it Ready and it still does not work: no gateway hears from it, its device hangs or is faulty, or it
-fails its deep check. Gateways have stopped sending it requests by then.
+fails its deep check. Gateways have stopped sending it requests by then, unless no other one answers.
 """
 
 from __future__ import annotations
@@ -129,12 +129,14 @@ _SUREST: Final = (DEVICE_FAULT, DEEP_CHECK_FAILED, SILENT, STUCK)
 
 @dataclass(frozen=True, slots=True)
 class Unhealthy:
-    """One unhealthy replica. `answers`: it answers requests all the same, only its device is reported as faulty."""
+    """One unhealthy replica. `answers`: it answers requests all the same, only its device is reported as faulty. `wrong`: its deep check
+    fails, so gateways send it requests only if no other replica answers."""
 
     pod: Pod
     reason: Reason
     why: str
     answers: bool = False
+    wrong: bool = False
 
 
 def unhealthy(observed: Observed, *, draining: bool = False) -> tuple[Unhealthy, ...]:
@@ -163,7 +165,8 @@ def _unhealthy(observed: Observed, pod: Pod) -> Unhealthy | None:
     """A pod that is not Ready is kubelet's to restart, and gateways hear nothing from it for a good reason."""
     reported = _by_signal(observed, pod) if pod.ready else None
     if fault := _fault_of(observed, pod):
-        return Unhealthy(pod, DEVICE_FAULT, f"the device is faulty: {fault}"[:_MAX_FAULT], answers=pod.ready and reported is None)
+        answers, wrong = pod.ready and reported is None, reported is not None and reported.wrong
+        return Unhealthy(pod, DEVICE_FAULT, f"the device is faulty: {fault}"[:_MAX_FAULT], answers=answers, wrong=wrong)
     return reported
 
 
@@ -185,7 +188,7 @@ def _by_signal(observed: Observed, pod: Pod) -> Unhealthy | None:
     if signal.verdict is Seen.UNHEARD:
         return Unhealthy(pod, SILENT, f"it is Ready, but no gateway has heard from it for {MISSING_S:.0f} s")
     if signal.deep_failed:
-        return Unhealthy(pod, DEEP_CHECK_FAILED, _WRONG_ANSWER)
+        return Unhealthy(pod, DEEP_CHECK_FAILED, _WRONG_ANSWER, wrong=True)
     if signal.reason == "silent":
         return Unhealthy(pod, SILENT, f"no gateway hears from it: {signal.reason}")
     return Unhealthy(pod, STUCK, f"it answers but makes no progress: {signal.reason}")

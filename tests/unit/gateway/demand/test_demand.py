@@ -1,7 +1,7 @@
 """The demand of services: one message, what changed for watchers, then the wire of a real gateway with scripted replicas."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
@@ -9,6 +9,7 @@ import pytest
 from pagoda_contracts.names import GRPC_WATCH_DEMAND, ROLE_GATEWAY, ROLE_OPERATOR, STATE_DEAD_MS
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase
+from pagoda_gateway.demand.admission import MAX_WATCHES
 from pagoda_gateway.demand.callers import Callers
 from pagoda_gateway.demand.messages import DemandMessages
 from pagoda_gateway.demand.quota_reports import QuotaReports
@@ -193,16 +194,18 @@ async def test_a_replica_that_fails_its_deep_check_takes_no_new_request_unless_a
     assert {(status, route.reason) for status, _, route in answers} == {(200, "only-unsound")}
 
 
-async def test_a_sole_replica_that_fails_its_deep_check_holds_its_requests(bench, replicas):
+async def test_a_sole_replica_that_fails_its_deep_check_serves_on_and_the_reason_says_so(bench, replicas):
     one, _ = replicas
-    await bench.serve(one)
-    one.say(phase=Phase.PHASE_READY, deep_check_failed=True)
-    await bench.metric_is("endpoints", 1, verdict="deep-check")
-    asked = asyncio.create_task(bench.ask())
+    one.say(phase=Phase.PHASE_LOADING)
+    write_fleet(bench.file, [{"name": bench.service, "served_names": ["m"], "endpoints": [one.entry()]}])
+    await bench.metric_is("endpoints", 1, verdict="loading")
+    held = asyncio.create_task(bench.ask())
     await bench.metric_is("held_requests", 1)
-    one.say(phase=Phase.PHASE_READY)
-    status, _, route = await asked
-    assert (status, route.reason) == (200, "held-deep-check")
+    one.say(phase=Phase.PHASE_READY, deep_check_failed=True)
+    assert [(status, route.reason) for status, _, route in (await held, await bench.ask())] == [
+        (200, "held-loading"),
+        (200, "only-unsound"),
+    ]
 
 
 async def test_demand_is_sent_to_the_operator_and_to_no_other_caller(tmp_path):
@@ -229,6 +232,33 @@ async def test_demand_is_sent_to_the_operator_and_to_no_other_caller(tmp_path):
         assert await first(("authorization", "Bearer sk-123")) is grpc.StatusCode.UNAUTHENTICATED
         assert await first(("authorization", f"Bearer {issuer.token(ROLE_GATEWAY)}")) is grpc.StatusCode.PERMISSION_DENIED
         assert await first(("authorization", f"Bearer {issuer.token(ROLE_OPERATOR)}")) == "g"
+    finally:
+        await server.close()
+
+
+async def test_calls_without_a_token_or_without_a_message_take_no_watchs_place(tmp_path):
+    """A caller that sends no message is refused at once all the same; one with a token counts, up to the limit."""
+    issuer = Issuer(tmp_path)
+    messages = DemandMessages(EndpointCache(), HoldQueue(1), Tally(0.0), lambda: 0.0)
+    server = DemandServer(messages, "g", lambda: 0.0, Callers(issuer.file, {SUBJECTS[ROLE_OPERATOR]: ROLE_OPERATOR}))
+    port = await server.start("127.0.0.1:0")
+    token = ("authorization", f"Bearer {issuer.token(ROLE_OPERATOR)}")
+    try:
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            silent = channel.stream_stream(GRPC_WATCH_DEMAND)
+            refused = [silent() for _ in range(2 * MAX_WATCHES)]
+            assert {await call.code() for call in refused} == {grpc.StatusCode.UNAUTHENTICATED}
+            watch = channel.unary_stream(
+                GRPC_WATCH_DEMAND, request_serializer=pb.WatchDemandRequest.SerializeToString, response_deserializer=pb.Demand.FromString
+            )
+            watches = [watch(pb.WatchDemandRequest(), metadata=(token,)) for _ in range(MAX_WATCHES)]
+            assert [(await call.read()).gateway for call in watches] == ["g"] * MAX_WATCHES
+            assert await watch(pb.WatchDemandRequest(), metadata=(token,)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            watches[0].cancel()
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    assert (await watch(pb.WatchDemandRequest(), metadata=(token,)).read()).gateway == "g"
+                    break
     finally:
         await server.close()
 

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from aiohttp import web
 from pagoda_contracts.names import HEADER_PREFIX_HASHES, HEADER_TENANT
 from pagoda_contracts.prefix import Scope, chat_text, from_header, text_hashes
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing
+from pagoda_gateway.limits.registry import Subject
+from pagoda_gateway.limits.rules import Rule
 from pagoda_gateway.proxy.authenticate import Authenticate
 from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.upstream import Upstream
@@ -189,6 +193,39 @@ async def test_the_list_of_models_marks_what_cannot_serve_until_a_person_acts():
         _, _, content = await connection.ask("GET", "/v1/models", ACCEPTED["bearer"])
     cards = {card["id"]: (card["available"], card.get("unavailable_reason")) for card in json.loads(content)["data"]}
     assert cards == {"m": (True, None), "asleep": (True, None), "broken": (False, "ModelRejected: no safetensors")}
+
+
+async def test_a_name_lost_seconds_ago_is_worth_a_retry_however_it_is_asked_for():
+    async with served() as (harness, _, port), connected(port) as connection:
+        harness.cache.delete_service("ns/s")
+        for passed_ms, retried in ((0, ("true", "5")), (30_000, ("false", None))):
+            harness.now_ms += passed_ms
+            for method, path, content in (("POST", "/v1/embeddings", BODY), ("GET", "/v1/models/m", b"")):
+                status, headers, _ = await connection.ask(method, path, ACCEPTED["bearer"], content)
+                assert (status, (headers["x-should-retry"], headers.get("retry-after"))) == (404, retried), (method, passed_ms)
+
+
+async def test_a_body_under_a_quota_is_decoded_once(decodes):
+    async with served() as (harness, _, port), connected(port) as connection:
+        harness.registry.put("q", Subject("ns", "pagoda-keys-team-a"), Rule("q", output=7))
+        for asked, status in ((7, 200), (8, 400)):
+            decodes.clear()
+            body = json.dumps({"model": "m", "prompt": "x", "max_tokens": asked}).encode()
+            assert ((await connection.ask("POST", "/v1/completions", ACCEPTED["bearer"], body))[0], len(decodes)) == (status, 1)
+
+
+@pytest.fixture
+def decodes():
+    """One entry for each decoding by a schema."""
+    found = []
+
+    def note(_frame, event, called):
+        if event == "c_call" and called.__name__ == "decode" and isinstance(called.__self__, msgspec.json.Decoder):
+            found.append(called)
+
+    sys.setprofile(note)
+    yield found
+    sys.setprofile(None)
 
 
 async def test_before_the_keys_are_read_no_key_is_called_wrong():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.prefix import MAX_TEXT_HASHES, Scope, chat_text, text_hashes
 from pagoda_gateway.proxy import parse
+from pagoda_gateway.proxy.fields import fields_of
 from pagoda_gateway.proxy.parse import routing_request
 from pagoda_gateway.requests.errors import BadRequest
 
@@ -16,7 +17,11 @@ ANSWER = {"role": "assistant", "content": "A file."}
 
 
 def read(headers=None, tenant="t", **fields):
-    return routing_request(json.dumps({"model": "m"} | fields).encode(), headers or {}, tenant)
+    return read_body(json.dumps({"model": "m"} | fields).encode(), headers, tenant)
+
+
+def read_body(body, headers=None, tenant="t"):
+    return routing_request(fields_of(body), body, headers or {}, tenant)
 
 
 def test_the_names_are_the_daemons_own_and_belong_to_tenant_and_model():
@@ -83,7 +88,7 @@ def test_whatever_the_other_fields_hold_the_request_goes_on(fields):
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"model": 1}', b'{"model": ""}', b'{"model": "m", "messages": [}', b"\xff"])
 def test_a_body_that_names_no_model_is_refused(body):
     with pytest.raises(BadRequest):
-        routing_request(body, {}, "")
+        read_body(body)
 
 
 def test_a_body_too_large_to_be_read_goes_by_the_session_that_it_names():
@@ -104,7 +109,7 @@ def test_a_body_of_very_many_tiny_parts_is_not_decoded_and_goes_by_the_session_t
     inner = f"{{{content}}}" if part.startswith('"') else f"[{content}]"
     for parts, read_text in ((inner, False), (f'[{{"text":"{FIRST}"}}]', True)):
         body = f'{{"model":"m","session_id":"k","messages":[{{"role":"user","content":{parts}}}]}}'.encode()
-        request = routing_request(body, {}, "t")
+        request = read_body(body)
         assert request.session == read(session_id="k").session
         assert (max(decoded) > 16) is read_text
         decoded.clear()

@@ -153,7 +153,8 @@ async def test_pools_have_llm_d_s_names_and_their_older_twins(harness):
         endpoint.frame = endpoint.frame._replace(waiting=waiting, blocks_used=used, blocks_total=40)
     harness.frame("loading", "ns/c")
     harness.queue.enter(SERVICE)
-    found = {line for line in harness.metrics.exposition().decode().splitlines() if line.startswith(OF_POOLS)}
+    lines = harness.metrics.exposition().decode().splitlines()
+    found = {line for line in lines if line.startswith(OF_POOLS) and "scheduler" not in line}
     model = 'fairness_id="",inference_pool="ns/s",model_name="m",priority="0",target_model_name="m"'
     pairs = {
         ("average_queue_size", "average_queue_size"): 2.5,
@@ -165,6 +166,25 @@ async def test_pools_have_llm_d_s_names_and_their_older_twins(harness):
         *(f'inference_pool_{old}{{name="ns/s"}} {value}' for (_, old), value in pairs.items()),
         *(f"{kind}_flow_control_queue_size{{{model}}} 1.0" for kind in ("llm_d_epp", "inference_extension")),
     }
+
+
+async def test_how_long_it_took_to_choose_a_replica_is_measured_once_per_choice_and_without_the_wait(harness):
+    async def attempt(_address, _route, *, fresh):
+        return web.Response()
+
+    async with harness.in_flight.begin() as life:
+        life.request = RoutingRequest("m")
+        harness.service()
+        harness.synced()
+        held = asyncio.create_task(harness.router.serve(life, attempt))
+        await harness.until(lambda: harness.queue.total == 1)
+        harness.now_ms += 7_000
+        harness.frame()
+        await held
+    found = harness.metrics.exposition().decode()
+    for system in ("llm_d_epp", "inference_extension"):
+        assert f"\n{system}_scheduler_e2e_duration_seconds_count 1.0\n" in found
+        assert f"\n{system}_scheduler_e2e_duration_seconds_sum 0.0\n" in found
 
 
 async def test_no_name_that_a_client_makes_up_makes_a_series(harness):

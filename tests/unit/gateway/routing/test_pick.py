@@ -123,12 +123,13 @@ def test_reasons_name_the_choice():
     assert pick([], M, {}, NOW) == NoPick(Verdict.NO_REPLICA)
 
 
-def test_unsound_ones_serve_only_where_there_are_several_and_nobody_is_sound():
+def test_unsound_ones_serve_only_while_none_is_sound_and_the_last_one_is_one_of_them():
     failing, other = endpoint(deep=True), endpoint("b", deep=True)
-    assert pick([failing], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
+    assert pick([failing], M, {}, NOW) == (failing, REASON_ONLY_UNSOUND)
+    assert pick([failing, endpoint("c", phase="loading")], M, {}, NOW) == (failing, REASON_ONLY_UNSOUND)
     assert pick([failing, other], M, {}, NOW).reason == REASON_ONLY_UNSOUND
     assert any_routable([failing, other], NOW)
-    assert not any_routable([failing], NOW)
+    assert any_routable([failing], NOW)
     assert pick([failing, other, endpoint("c", connected=False)], M, {}, NOW).reason == REASON_ONLY_SUSPECT
 
 
@@ -141,7 +142,8 @@ def test_one_on_a_faulty_device_serves_while_its_canary_is_right_and_nobody_else
     well = endpoint("d")
     assert pick([unhealthy, well], M, {}, NOW) == (well, REASON_ONLY_ENDPOINT)
     both = endpoint(device_fault="Xid 79", deep=True)
-    assert pick([both], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
+    assert pick([both], M, {}, NOW) == (both, REASON_ONLY_UNSOUND)
+    assert pick([both, unhealthy], M, {}, NOW) == (unhealthy, REASON_ONLY_UNSOUND)
     assert pick([endpoint(device_fault="Xid 79", engine_age=STATE_DEAD_MS + 1)], M, {}, NOW) == NoPick(Verdict.STUCK)
 
 

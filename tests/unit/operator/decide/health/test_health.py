@@ -122,11 +122,15 @@ def test_a_replica_that_does_not_answer_is_removed_before_one_on_a_faulty_device
     assert drained == [stuck]
 
 
-def test_a_replica_that_does_not_answer_is_removed_before_the_last_one_that_does():
+@pytest.mark.parametrize(
+    ("fault", "said"), [(True, WELL), (False, WRONG), (True, WRONG)], ids=["faulty device", "failed deep check", "both"]
+)
+def test_a_replica_that_does_not_answer_is_removed_before_the_last_one_that_gateways_use(fault, said):
     harness = UnhealthyHarness(2)
-    well, stuck = harness.pods
-    harness.break_device(well)
-    harness.said |= {well: replace(WELL, in_flight=7), stuck: STUCK}
+    stuck, well = harness.pods
+    if fault:
+        harness.break_device(well)
+    harness.said |= {well: replace(said, in_flight=7), stuck: STUCK}
     harness.pass_time(300)
     harness.edit(replicas=1)
     harness.run()
