@@ -101,7 +101,7 @@ class AdapterModule(_Section):
 
 
 class AdaptersConfig(_Section):
-    """LoRA adapters. Given, the daemon computes with PyTorch instead of native ops."""
+    """LoRA adapters. Given, the daemon takes them."""
 
     max_loaded: int = Field(default=8, ge=1, description="Names of adapters at the same time.")
     max_rank: int = Field(default=64, ge=1, description="Largest rank of an adapter.")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
-from pagoda_daemon.lora.load import Bounds, load_adapter
+from pagoda_daemon.lora.load import Bounds, load_adapter, load_native
+from pagoda_daemon.model.config import read_spec
 from pagoda_daemon.model.lowrank import Adapter
-from pagoda_daemon.runner.forward import TorchForward
+from pagoda_daemon.model.packed_lowrank import NativeAdapter
+from pagoda_daemon.runner.forward import NativeForward, TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.scheduler.plan import plan
+from pagoda_kernels.cpu.native import missing
 from support.engine.drive import Drive
 from support.engine.tiny_adapters import ATTENTION, make_adapter
 from support.engine.tiny_families import FAMILIES, VOCAB, make_model
@@ -38,12 +42,14 @@ CASES = {(family, name) for family in FAMILIES for name in ("attention", "all li
 CASES |= {("llama", name) for name in CONFIGS}
 
 
-def load(directory: Path) -> ModelWorker:
-    engine = EngineConfig.model_validate({"dtype": "float32", "threads": 1, "max_model_len": 256, "max_concurrency": 32})
+def load(directory: Path, dtype: str = "float32") -> ModelWorker:
+    engine = EngineConfig.model_validate({"dtype": dtype, "threads": 1, "max_model_len": 256, "max_concurrency": 32})
     return ModelWorker.load(DaemonConfig(model=ModelConfig(path=str(directory), served_names=("m",)), engine=engine), lambda _: None)
 
 
-def adapter_of(worker: ModelWorker, directory: Path, rank: int = 16) -> Adapter:
+def adapter_of(worker: ModelWorker, directory: Path, rank: int = 16) -> Adapter | NativeAdapter:
+    if isinstance(worker.forward, NativeForward):
+        return load_native(directory, read_spec(directory.parent / "model"), Bounds(rank))
     assert isinstance(worker.forward, TorchForward)
     return load_adapter(directory, worker.forward.model.spec, worker.forward.kv.data, Bounds(rank))
 
@@ -52,14 +58,15 @@ def prompt_of(seed: int) -> torch.Tensor:
     return torch.randint(0, VOCAB, (40 + seed,), generator=torch.Generator().manual_seed(seed))
 
 
-def logits_of(worker: ModelWorker, held: list[Adapter | None]) -> torch.Tensor:
+def logits_of(worker: ModelWorker, held: Sequence[Adapter | NativeAdapter | None]) -> torch.Tensor:
     """The last token's logits of one prompt for each, all in one step."""
-    assert isinstance(worker.forward, TorchForward)
-    worker.forward.adapters.clear()
+    assert isinstance(worker.forward, TorchForward | NativeForward)
+    slots: MutableMapping[int, Any] = worker.forward.adapters
+    slots.clear()
     drive = Drive(worker, token_budget=1024)
     for slot, adapter in enumerate(held, 1):
         if adapter is not None and (free := drive.state.adapters.hold(adapter.digest)) is not None:
-            worker.forward.adapters[free] = adapter
+            slots[free] = adapter
         drive.submit(f"r{slot}", prompt_of(slot).tolist(), 1, adapter="" if adapter is None else adapter.digest)
     step = plan(drive.state, 0.0)
     assert step is not None
@@ -80,6 +87,22 @@ def test_logits_equal_pefts(tmp_path: Path, family: str, name: str) -> None:
     assert (unmerged - base).abs().max() > 0.1
     assert (ours - unmerged).abs().max() < TOLERANCE
     assert (ours - merged).abs().max() < TOLERANCE
+
+
+@pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SPARSE])
+def test_the_native_ops_answer_as_peft_does(tmp_path: Path, family: str) -> None:
+    """With the rounding of bf16; every row of a mixed step as if it were alone."""
+    model = make_model(tmp_path / "model", family, initializer_range=0.1)
+    tuned = [make_adapter(model, tmp_path / str(seed), seed, r=3 + 14 * seed, lora_alpha=3, target_modules="all-linear") for seed in range(2)]
+    worker = load(tmp_path / "model", "bfloat16")
+    held = [adapter_of(worker, tmp_path / str(seed), 32) for seed in range(2)]
+    ours = logits_of(worker, [held[0], None, held[1], held[0]])
+    for at, judge in enumerate((tuned[0], model, tuned[1], tuned[0])):
+        with torch.inference_mode():
+            wanted, other = (one(prompt_of(at + 1)[None]).logits[0, -1] for one in (judge, tuned[0] if judge is tuned[1] else tuned[1]))
+        assert torch.nn.functional.cosine_similarity(ours[at], wanted, dim=0) > 0.99
+        assert torch.nn.functional.cosine_similarity(ours[at], other, dim=0) < 0.9
 
 
 @pytest.mark.parametrize("family", FAMILIES)

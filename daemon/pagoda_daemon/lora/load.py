@@ -1,4 +1,5 @@
-"""load_adapter: a directory as peft saves it → an Adapter for one model, or AdapterRejected with the reason. Called by the runner.
+"""read_adapter: a directory as peft saves it → the matrices of an adapter of one model, or AdapterRejected with the reason. Called by
+the runner, which makes of them what computes: `load_adapter` for torch, `load_native` for the CPU's native ops.
 
 Everything is judged from sizes and headers before a matrix is made.
 """
@@ -20,9 +21,12 @@ from pagoda_daemon.lora.modules import Module, modules_of, parts_of, refuse_unkn
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.files import DTYPES, Stored, header_of, read_into, staging_buffer
 from pagoda_daemon.model.lowrank import Adapter, LowRank, Part, fused
+from pagoda_daemon.model.packed_lowrank import NativeAdapter, native_adapter
 
 _MOST_HEADER: Final = 2**24
 _WIDEST: Final = 4  # bytes of a number
+
+Pair = tuple[Tensor, Tensor]
 
 
 class Bounds(NamedTuple):
@@ -32,8 +36,40 @@ class Bounds(NamedTuple):
     root: Path | None = None
 
 
+class Matrices(NamedTuple):
+    """Both matrices of each module that an adapter changes, by the module's name, the scale in the second one."""
+
+    digest: str
+    rank: int
+    pairs: Mapping[str, Pair]
+
+
 def load_adapter(directory: Path, spec: ModelSpec, like: Tensor, bounds: Bounds) -> Adapter:
-    """Its matrices have the type and the place of `like`."""
+    """For torch; its matrices have the type and the place of `like`."""
+    return fused_adapter(read_adapter(directory, spec, like, bounds), spec)
+
+
+def load_native(directory: Path, spec: ModelSpec, bounds: Bounds) -> NativeAdapter:
+    """For the CPU's native ops, in bf16."""
+    return packed_adapter(read_adapter(directory, spec, torch.empty(0, dtype=torch.bfloat16), bounds), spec)
+
+
+def fused_adapter(found: Matrices, spec: ModelSpec) -> Adapter:
+    """As `model.lowrank` computes with it."""
+    layers: tuple[dict[Part, LowRank], ...] = tuple({} for _ in range(spec.layers))
+    for (layer, part), members in parts_of(modules_of(spec).values()).items():
+        if (one := fused([found.pairs.get(module.name) for module in members], [module.outputs for module in members])) is not None:
+            layers[layer][part] = one
+    return Adapter(found.digest, found.rank, layers)
+
+
+def packed_adapter(found: Matrices, spec: ModelSpec) -> NativeAdapter:
+    """As the native ops compute with it."""
+    return native_adapter(found.digest, found.rank, [found.pairs.get(name) for name in modules_of(spec)])
+
+
+def read_adapter(directory: Path, spec: ModelSpec, like: Tensor, bounds: Bounds) -> Matrices:
+    """Of the type and at the place of `like`."""
     modules = modules_of(spec)
     most = sum(bounds.rank * (module.inputs + module.outputs) for module in modules.values()) * _WIDEST + _MOST_HEADER
     content = read_content(directory, most, bounds.root)
@@ -41,23 +77,19 @@ def load_adapter(directory: Path, spec: ModelSpec, like: Tensor, bounds: Bounds)
     if config.largest_rank > bounds.rank:
         raise AdapterRejected(f"rank {config.largest_rank} exceeds the largest one allowed, {bounds.rank} (adapters.maxRank)")
     try:
-        return _adapter(content, config, modules, spec, like)
+        return _matrices(content, config, modules, like)
     except ModelRejected as error:  # the safetensors reader's word for a file that is none
         raise AdapterRejected(str(error)) from error
 
 
-def _adapter(content: Content, config: AdapterConfig, modules: Mapping[str, Module], spec: ModelSpec, like: Tensor) -> Adapter:
+def _matrices(content: Content, config: AdapterConfig, modules: Mapping[str, Module], like: Tensor) -> Matrices:
     file = io.BytesIO(content.weights)
     stored = header_of(Path(WEIGHTS), file, len(content.weights))
     wanted = {name: module for name, module in modules.items() if config.wants(name, module.layer)}
     refuse_unknown(stored.keys(), modules, wanted)
     read = _Reader(file, stored, config, like)
     pairs = {name: read.pair(name, module) for name, module in wanted.items()}
-    layers: tuple[dict[Part, LowRank], ...] = tuple({} for _ in range(spec.layers))
-    for (layer, part), members in parts_of(modules.values()).items():
-        if (found := fused([pairs.get(one.name) for one in members], [one.outputs for one in members])) is not None:
-            layers[layer][part] = found
-    return Adapter(content.digest, max(config.rank_of(name) for name in wanted), layers)
+    return Matrices(content.digest, max(config.rank_of(name) for name in wanted), pairs)
 
 
 class _Reader:
@@ -67,7 +99,7 @@ class _Reader:
         self._file, self._stored, self._config, self._like = file, stored, config, like
         self._staging = staging_buffer()
 
-    def pair(self, name: str, module: Module) -> tuple[Tensor, Tensor]:
+    def pair(self, name: str, module: Module) -> Pair:
         """The scale is in the second one."""
         rank = self._config.rank_of(name)
         shrink = self._matrix(module.key("A"), (rank, module.inputs))

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from pagoda_daemon.core.errors import AdapterRejected
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Part
+from pagoda_daemon.model.packed_lowrank import native_bytes
 
 _PREFIX: Final = "base_model.model."
 _KEY: Final = re.compile(r"base_model\.model\.(?P<module>[\w.]{1,200})\.lora_[AB]\.weight")
@@ -58,6 +59,11 @@ def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
     """Of one that changes every module, in memory: a fused part keeps all its ranks for all its outputs."""
     parts = parts_of(modules_of(spec).values()).values()
     return item * rank * sum(len(fused) * (fused[0].inputs + sum(one.outputs for one in fused)) for fused in parts)
+
+
+def native_adapter_bytes(spec: ModelSpec, rank: int) -> int:
+    """As `adapter_bytes`, for the CPU's native ops."""
+    return sum(native_bytes(rank, module.inputs, module.outputs) for module in modules_of(spec).values())
 
 
 def refuse_unknown(keys: Collection[str], modules: Mapping[str, Module], wanted: Mapping[str, Module]) -> None:

@@ -5,7 +5,7 @@ Knows no torch, so that a simulated device has one too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,10 +32,12 @@ class AdapterStore:
 
     read: Callable[[Path, Path | None], Readable]
     first: tuple[Readable, ...] = ()
-    held: dict[int, Any] = field(default_factory=dict)
+    held: MutableMapping[int, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: AdaptersConfig, read: Callable[[Path, Path | None], Readable], held: dict[int, Any] | None = None) -> AdapterStore:
+    def of(
+        cls, config: AdaptersConfig, read: Callable[[Path, Path | None], Readable], held: MutableMapping[int, Any] | None = None
+    ) -> AdapterStore:
         """With the adapters that `config` names; ConfigRejected where one cannot be served."""
         first = []
         for module in config.modules:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.decoder import Decoder, Flat
 from pagoda_daemon.model.lowrank import Adapted, Adapter, adapted
+from pagoda_daemon.model.packed_lowrank import NativeAdapter
 from pagoda_daemon.runner.answer import Likeliest, wanted_logits
 from pagoda_daemon.runner.fixed import pass_size, passes
 
@@ -95,11 +96,37 @@ class TorchForward:
         return torch.from_numpy(indexes.astype(np.int64, copy=False)).to(self.kv.data.device)
 
 
+class NativeSlots(MutableMapping[int, NativeAdapter]):
+    """The adapters that a decoder holds, by slot. Changed between two steps only."""
+
+    def __init__(self, decoder: NativeDecoder) -> None:
+        self._decoder = decoder
+        self._held: dict[int, NativeAdapter] = {}
+
+    def __getitem__(self, slot: int) -> NativeAdapter:
+        return self._held[slot]
+
+    def __setitem__(self, slot: int, adapter: NativeAdapter) -> None:
+        self._decoder.hold(slot, adapter.packed)
+        self._held[slot] = adapter
+
+    def __delitem__(self, slot: int) -> None:
+        del self._held[slot]
+        self._decoder.hold(slot, None)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 class NativeForward:
     """The CPU's native ops. A token's logits do not depend on what else is in the step (int8: where `wide_rows` is 0)."""
 
     def __init__(self, decoder: NativeDecoder) -> None:
         self.decoder = decoder
+        self.adapters = NativeSlots(decoder)
 
     def logits(self, plan: StepPlan, wanted: Wanted) -> Tensor:
         return self._step(plan, wanted, None)
@@ -118,11 +145,12 @@ class NativeForward:
             tables=np.ascontiguousarray(plan.block_tables, np.int32),
             wanted=(wanted if order is None else wanted[order]).astype(np.int32),
             places=None if order is None else order.astype(np.int32),
+            adapters=None if plan.adapters is None else np.ascontiguousarray(plan.adapters, np.int32),
         )
         return torch.from_numpy(self.decoder.step(batch, states))
 
     def likeliest(self, plan: StepPlan) -> Likeliest:
-        return Likeliest(*self.decoder.likeliest(plan.token_ids, plan.positions, plan.block_tables))
+        return Likeliest(*self.decoder.likeliest(plan.token_ids, plan.positions, plan.block_tables, plan.adapters))
 
     def copy_blocks(self, pairs: Ints) -> None:
         self.decoder.copy_blocks(np.ascontiguousarray(pairs, np.int32))

@@ -15,17 +15,16 @@ from pagoda_kernels.cpu.native import BLOCK, NativeDecoder
 
 from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.core.errors import ConfigRejected
-from pagoda_daemon.lora.load import Bounds, load_adapter
-from pagoda_daemon.lora.modules import adapter_bytes
+from pagoda_daemon.lora.load import Bounds, load_adapter, load_native
+from pagoda_daemon.lora.modules import adapter_bytes, native_adapter_bytes
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.loader import load_tensors
-from pagoda_daemon.model.lowrank import Adapter
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
-from pagoda_daemon.runner.adapters import AdapterStore
+from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import KvShape, kv_shape, needs
@@ -38,8 +37,6 @@ INT8_WIDE_ROWS: Final = 1
 row on, but further from bf16."""
 
 _NATIVE_LOGIT: Final = 4  # bytes: the native ops answer in fp32
-
-ADAPTED: Final = "adapters are computed by torch"
 
 Progress = Callable[[float], None]
 
@@ -60,14 +57,14 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
     spec, place = read_spec(directory), place_of(engine.device)
-    why = ADAPTED if lora is not None else _not_native(spec, engine, place)
-    if lora is not None and engine.deterministic:
-        raise ConfigRejected("engine.deterministic and adapters cannot be used together; leave one of them out")
+    why = _not_native(spec, engine, place)
+    if lora is not None and engine.deterministic and why is not None:
+        raise ConfigRejected(f"engine.deterministic and adapters need the CPU's native ops to be used together: {why}")
     if engine.quantization is not None and (why is not None or engine.quantization not in KINDS):
         raise ConfigRejected(_unquantised(engine, why))
     kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
     size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
-    size += 0 if lora is None else lora.max_loaded * adapter_bytes(spec, lora.max_rank, dtype.itemsize)
+    size += 0 if lora is None else lora.max_loaded * _adapter_bytes(spec, lora.max_rank, dtype, why)
     logit = dtype.itemsize if why is not None else _NATIVE_LOGIT
     shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), memory_at(place, host))
     spec = spec.within(shape.max_model_len)
@@ -80,10 +77,11 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     if why is not None:
         load_tensors(directory, places, progress)
         forward = _torch(spec, weights, shape, engine, place)
-        return Loaded(forward, limits, size, f"torch: {why}", None if lora is None else _store(lora, forward))
+        return Loaded(forward, limits, size, f"torch: {why}", None if lora is None else _store(lora, spec, forward))
     packer = Packer(spec, weights, kind)
     load_tensors(directory, places, progress, packer.filled)
-    return Loaded(_native(packer, shape, engine, threads), limits, size, "native ops")
+    native = _native(packer, shape, engine, threads)
+    return Loaded(native, limits, size, "native ops", None if lora is None else _store(lora, spec, native))
 
 
 def _torch(spec: ModelSpec, weights: Weights, shape: KvShape, engine: EngineConfig, place: torch.device) -> TorchForward:
@@ -93,11 +91,16 @@ def _torch(spec: ModelSpec, weights: Weights, shape: KvShape, engine: EngineConf
         return TorchForward(Decoder(spec, weights, shape.max_model_len), kv, shape.blocks + 1 if engine.deterministic else None)
 
 
-def _store(lora: AdaptersConfig, forward: TorchForward) -> AdapterStore:
-    spec, like = forward.model.spec, forward.model.weights.norm
+def _adapter_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype, why: str | None) -> int:
+    return native_adapter_bytes(spec, rank) if why is None else adapter_bytes(spec, rank, dtype.itemsize)
 
-    def read(directory: Path, root: Path | None) -> Adapter:
-        return load_adapter(directory, spec, like, Bounds(lora.max_rank, root))
+
+def _store(lora: AdaptersConfig, spec: ModelSpec, forward: TorchForward | NativeForward) -> AdapterStore:
+    def read(directory: Path, root: Path | None) -> Readable:
+        bounds = Bounds(lora.max_rank, root)
+        if isinstance(forward, NativeForward):
+            return load_native(directory, spec, bounds)
+        return load_adapter(directory, spec, forward.model.weights.norm, bounds)
 
     return AdapterStore.of(lora, read, forward.adapters)
 

@@ -19,6 +19,10 @@ class Linear(ctypes.Structure):
     )
 
 
+class LowRank(ctypes.Structure):
+    _fields_ = (("shrink", ctypes.c_void_p), ("expand", ctypes.c_void_p), ("rank", ctypes.c_int32))
+
+
 class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Linear),
@@ -54,12 +58,13 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("ids", "positions", "rows", "tables")),
         ("table_rows", ctypes.c_int32),
         ("table_width", ctypes.c_int32),
+        ("adapters", ctypes.c_void_p),
         ("wanted_count", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("wanted", "places", "logits", "likeliest", "best", "states")),
     )
 
 
-SIZES = ctypes.sizeof(Shape) << 32 | ctypes.sizeof(Layer) << 16 | ctypes.sizeof(Step)
+SIZES = ctypes.sizeof(LowRank) << 48 | ctypes.sizeof(Shape) << 32 | ctypes.sizeof(Layer) << 16 | ctypes.sizeof(Step)
 
 
 def library() -> ctypes.CDLL:
@@ -68,13 +73,14 @@ def library() -> ctypes.CDLL:
     library.pagoda_decoder_new.restype = ctypes.c_void_p
     library.pagoda_decoder_free.argtypes = [ctypes.c_void_p]
     library.pagoda_decoder_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.pagoda_decoder_hold.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
     library.pagoda_decoder_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
     library.pagoda_decoder_spent.argtypes = [ctypes.c_void_p]
     library.pagoda_decoder_spent.restype = ctypes.c_void_p
     library.pagoda_read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     library.pagoda_read.restype = ctypes.c_int64
     library.pagoda_decoder_free.restype = None
-    for name in ("step", "copy"):
+    for name in ("step", "copy", "hold"):
         getattr(library, f"pagoda_decoder_{name}").restype = ctypes.c_char_p
     return library
 

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from pagoda_kernels.cpu import abi
 from pagoda_kernels.cpu.build import FEATURES, LIBRARY
+from pagoda_kernels.cpu.low_rank import MODULES, PackedAdapter
 from pagoda_kernels.cpu.pack import GROUP, PANEL, Packed
 
 BLOCK = 16
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "quantise")
-"""Where a step's time goes; `place` is the rotary embedding and the writing of keys and values."""
+STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "quantise", "shrink")
+"""Where a step's time goes; `place` is the rotary embedding and the writing of keys and values, `shrink` the first
+half of adapters."""
 
 _MAX_HEAD_DIM = 256
 
@@ -69,7 +71,7 @@ class Decoder:
 class Batch:
     """A step's tokens: int32 arrays, C-contiguous. `rows[i]` is the line of `tables` that token i uses; the tokens of a row stand
     together and in order. `wanted`: ascending indexes of the tokens whose logits are wanted; `places[i]` is the line of the answer for
-    `wanted[i]`, i itself where absent."""
+    `wanted[i]`, i itself where absent. `adapters[i]` is the slot of the adapter that line i of `tables` goes with, 0 for none."""
 
     ids: Ints
     positions: Ints
@@ -77,6 +79,7 @@ class Batch:
     tables: Ints
     wanted: Ints
     places: Ints | None = None
+    adapters: Ints | None = None
 
     def sizes(self) -> tuple[int, ...]:
         """What has no further bound in C++: one entry per token, then one per wanted token."""
@@ -118,26 +121,30 @@ class _Places:
 
     def __init__(self, rows: int, width: int, blocks: int = 1) -> None:
         self._ids, self._positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        self._tables = np.zeros(blocks, np.int32)
+        self._tables, self._slots = np.zeros(blocks, np.int32), np.zeros(rows, np.int32)
         self._order = np.arange(rows, dtype=np.int32)
         self._logits = np.zeros((rows, width), np.float32)
         self.likeliest, self.best = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         inputs = _addresses(self._ids, self._positions, self._order, self._tables)
         outputs = _addresses(self._order, self._order, self._logits, self.likeliest, self.best)
-        self._step = abi.Step(0, *inputs, 0, 0, 0, *outputs)
+        self._step = abi.Step(0, *inputs, 0, 0, None, 0, *outputs)
+        self._adapters = _address(self._slots)
         self._pointer = ctypes.byref(self._step)
 
     def hold(self, tables: Ints) -> bool:
         """Whether there is room."""
         return len(tables) <= self._ids.size and tables.size <= self._tables.size
 
-    def fill(self, ids: Ints, positions: Ints, tables: Ints) -> ctypes._CArgObject:
+    def fill(self, ids: Ints, positions: Ints, tables: Ints, adapters: Ints | None) -> ctypes._CArgObject:
         """One token for each row; what to hand to the library."""
         step, (rows, width) = self._step, tables.shape
         self._ids[:rows], self._positions[:rows] = ids, positions
         self._tables[: tables.size] = tables.ravel()
         step.tokens = step.table_rows = step.wanted_count = rows
         step.table_width = width
+        step.adapters = None if adapters is None else self._adapters
+        if adapters is not None:
+            self._slots[:rows] = adapters
         return self._pointer
 
 
@@ -147,6 +154,7 @@ class NativeDecoder:
     def __init__(self, decoder: Decoder, blocks: int, threads: int) -> None:
         self._library = abi.library()
         self._kept = decoder
+        self._adapters: dict[int, PackedAdapter] = {}
         self.vocab, self.hidden = decoder.head.outputs, decoder.norm.size
         self._width = -(-self.vocab // PANEL) * PANEL
         size = (len(decoder.layers), 2, blocks, decoder.kv_heads, BLOCK * decoder.head_dim)
@@ -181,20 +189,31 @@ class NativeDecoder:
         if states is not None and (states.shape != (wanted, self.hidden) or states.dtype != np.float32 or not states.flags.c_contiguous):
             raise ValueError(f"states must be {(wanted, self.hidden)}, contiguous fp32, got {states.shape} {states.dtype}")
         outputs = _addresses(batch.wanted, places, logits, None, None, states)
-        step = abi.Step(tokens, *inputs, *batch.tables.shape, wanted, *outputs)
+        step = abi.Step(tokens, *inputs, *batch.tables.shape, _address(batch.adapters), wanted, *outputs)
         _raise(self._library.pagoda_decoder_step(self._open(), ctypes.byref(step)))
         return logits[:, : self.vocab]
 
-    def likeliest(self, ids: Ints, positions: Ints, tables: Ints) -> tuple[Ints, Floats]:
-        """`step` for one token of each row, token i using line i of `tables`: the first largest logit of each and its value, which is NaN
-        where any logit is. Takes 20 us of Python where `step` and an argmax take 80: a step of a small model is 800."""
+    def likeliest(self, ids: Ints, positions: Ints, tables: Ints, adapters: Ints | None = None) -> tuple[Ints, Floats]:
+        """`step` for one token of each row, token i using line i of `tables` and of `adapters`: the first largest logit of each and its
+        value, NaN where any logit is. Takes 20 us of Python where `step` and an argmax take 80: a step of a small model is 800."""
         if not ids.size == positions.size == len(tables):
             raise ValueError(f"token ids, positions and tables must be equal in number, got {ids.size}, {positions.size}, {len(tables)}")
         if not self._places.hold(tables):
             self._places = _Places(2 * ids.size, self._width, 2 * tables.size)
         places = self._places
-        _raise(self._library.pagoda_decoder_step(self._open(), places.fill(ids, positions, tables)))
+        _raise(self._library.pagoda_decoder_step(self._open(), places.fill(ids, positions, tables, adapters)))
         return places.likeliest[: ids.size].copy(), places.best[: ids.size].copy()
+
+    def hold(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Rows with `slot` have this adapter from the next step on; None: the slot is free again."""
+        modules, wanted = None if adapter is None else adapter.modules, len(self._kept.layers) * len(MODULES)
+        if modules is not None and len(modules) != wanted:
+            raise ValueError(f"an adapter of this decoder must have {wanted} modules, got {len(modules)}")
+        _raise(self._library.pagoda_decoder_hold(self._open(), slot, modules))
+        if adapter is None:
+            self._adapters.pop(slot, None)
+        else:
+            self._adapters[slot] = adapter
 
     def spent(self) -> dict[str, int]:
         """Per stage, time-stamp counts since the start; their shares are what matters."""

@@ -8,6 +8,7 @@ from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.model.attention import KvCache, attention_batch
 from pagoda_daemon.model.config import parse_spec
 from pagoda_daemon.model.decoder import Decoder, Flat
+from pagoda_daemon.model.lowrank import adapted
 from pagoda_daemon.model.packed import Packer
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_kernels.cpu.native import Batch, NativeDecoder
@@ -66,8 +67,8 @@ class Judge:
         self._decoder = Decoder(spec, weights, POSITIONS)
         self._kv = KvCache(spec, BLOCKS, 16, torch.float32)
 
-    def logits(self, ids, table):
-        """Of every one of one row's `ids` from position 0."""
+    def logits(self, ids, table, adapter=None):
+        """Of every one of one row's `ids` from position 0, with an adapter of fp32 matrices."""
         count = len(ids)
         plan = StepPlan(
             step=0,
@@ -78,11 +79,14 @@ class Judge:
             block_tables=np.asarray([table], np.int32),
             sample=np.ones(1, np.bool_),
         )
+        changed = None if adapter is None else adapted(np.ones(count, np.int32), {1: adapter}, torch.device("cpu"))
         flat = Flat(
             token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
             positions=torch.from_numpy(plan.positions.astype(np.int64)),
             wanted=torch.arange(count),
             attention=attention_batch(plan, self._kv, self._spec),
+            adapted=changed,
+            adapted_wanted=changed,
         )
         with torch.inference_mode():
             return self._decoder.logits(flat, self._kv).numpy()

@@ -62,10 +62,17 @@ template <class Done> void panel_rows(const Linear &linear, const Rows &x, int p
     }
 }
 
+Widths widths_of(const PagodaShape &shape) {
+    const int heads = shape.heads * shape.head_dim;
+    return {heads / 16, shape.kv_heads * shape.head_dim / 16, shape.hidden / 16, {shape.hidden, heads, shape.hidden, shape.intermediate}};
+}
+
+constexpr PagodaStage kStageOf[] = {kQkv, kOutput, kGateUp, kDown, kHead}; // by Fused
+
 } // namespace
 
 Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
-    : shape_(shape), layers_(layers, layers + shape.layers), team_(shape.threads, kStagesAround + kStagesOfLayer * shape.layers) {
+    : shape_(shape), layers_(layers, layers + shape.layers), team_(shape.threads, kStagesAround + kStagesOfLayer * shape.layers), adapters_(widths_of(shape), shape.layers, kTogether) {
     const size_t widest = std::max({shape.hidden, shape.heads * shape.head_dim, shape.intermediate});
     scratch_.hidden.resize(static_cast<size_t>(kTogether) * shape.hidden);
     scratch_.fused.resize(static_cast<size_t>(kTogether) * (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
@@ -78,7 +85,7 @@ Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
 }
 
 const char *Decoder::step(const PagodaStep &step) {
-    if (const char *why = wrong(shape_, step)) return why;
+    if (const char *why = wrong(shape_, step, adapters_)) return why;
     int wanted = 0;
     for (int first = 0; first < step.tokens; first += kTogether) {
         Part part{&step, first, std::min(kTogether, step.tokens - first), wanted, 0};
@@ -91,6 +98,7 @@ const char *Decoder::step(const PagodaStep &step) {
 
 void Decoder::pass(const Part &part) {
     tile(part);
+    adapters_.choose(part.step->adapters, part.step->rows + part.first, part.count);
     team_.run([&](int thread) {
         Stages stages(*this, thread);
         stages.each(kEmbed, part.count, [&](int token) {
@@ -98,7 +106,7 @@ void Decoder::pass(const Part &part) {
         });
         for (int index = 0; index < shape_.layers; ++index) {
             attention(stages, part, layers_[index], index);
-            mlp(stages, part, layers_[index]);
+            mlp(stages, part, layers_[index], index);
         }
         if (part.wanted_count > 0) logits(stages, part);
     });
@@ -116,10 +124,17 @@ void Decoder::tile(const Part &part) {
     }
 }
 
-template <class Done> void Decoder::multiply(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count, const Done &done) {
-    const Rows rows{x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), count};
-    const bool narrow = is_narrow(linear, count);
-    stages.each(stage, linear.panels(), [&](int panel) { panel_rows(linear, rows, panel, narrow, done); });
+template <class Done> void Decoder::multiply(Stages &stages, const Product &product, const Done &done) {
+    const Rows rows{product.x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), product.count};
+    const bool narrow = is_narrow(product.linear, product.count);
+    const int shrinking = adapters_.items(product.fused);
+    if (shrinking > 0) stages.each(kShrink, shrinking, [&](int item) { adapters_.shrink(product.fused, product.layer, item, product.x); });
+    stages.each(kStageOf[static_cast<int>(product.fused)], product.linear.panels(), [&](int panel) {
+        panel_rows(product.linear, rows, panel, narrow, [&](int row, int at, __m512(&sums)[kVectors]) {
+            if (shrinking > 0) adapters_.add(product.fused, product.layer, at, row, sums);
+            done(row, at, sums);
+        });
+    });
 }
 
 void Decoder::narrow(Stages &stages, const bf16 *rows, int count, const Linear &next) {
@@ -143,17 +158,17 @@ void Decoder::norm(Stages &stages, int count, const float *weight, const Linear 
 void Decoder::attention(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
     norm(stages, part.count, layer.attention_norm, layer.qkv);
     const size_t width = static_cast<size_t>(layer.qkv.outputs);
-    multiply(stages, kQkv, layer.qkv, scratch_.x.data(), part.count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+    multiply(stages, {Fused::kQkv, index, layer.qkv, scratch_.x.data(), part.count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         for (int v = 0; v < kVectors && static_cast<size_t>(panel) * kPanel + v * 16 < width; ++v) _mm512_storeu_ps(&scratch_.fused[row * width + panel * kPanel + v * 16], sums[v]);
     });
     stages.each(kPlace, part.count * shape_.kv_heads, [&](int item) { place_token(part, layer, index, item / shape_.kv_heads, item % shape_.kv_heads); });
     stages.each(kAttend, static_cast<int>(scratch_.tiles.size()), [&](int item) { attend_tile(part, scratch_.tiles[item], index); });
     narrow(stages, scratch_.wide.data(), part.count, layer.output);
-    add_residual(stages, kOutput, layer.output, scratch_.wide.data(), part.count);
+    add_residual(stages, {Fused::kOutput, index, layer.output, scratch_.wide.data(), part.count});
 }
 
-void Decoder::add_residual(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count) {
-    multiply(stages, stage, linear, x, count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+void Decoder::add_residual(Stages &stages, const Product &product) {
+    multiply(stages, product, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         for (int v = 0; v < kVectors && panel * kPanel + v * 16 < shape_.hidden; ++v) {
             float *place = &scratch_.hidden[static_cast<size_t>(row) * shape_.hidden + panel * kPanel + v * 16];
             _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), sums[v]));
@@ -200,15 +215,15 @@ void Decoder::attend_tile(const Part &part, const Tile &tile, int layer) {
     attend(queries, view);
 }
 
-void Decoder::mlp(Stages &stages, const Part &part, const PagodaLayer &layer) {
+void Decoder::mlp(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
     norm(stages, part.count, layer.mlp_norm, layer.gate_up);
-    multiply(stages, kGateUp, layer.gate_up, scratch_.x.data(), part.count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+    multiply(stages, {Fused::kGateUp, index, layer.gate_up, scratch_.x.data(), part.count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         bf16 *place = &scratch_.wide[static_cast<size_t>(row) * shape_.intermediate + panel * (kPanel / 2)];
         store_bf16(place, _mm512_mul_ps(silu(sums[0]), sums[2]));
         store_bf16(place + 16, _mm512_mul_ps(silu(sums[1]), sums[3]));
     });
     narrow(stages, scratch_.wide.data(), part.count, layer.down);
-    add_residual(stages, kDown, layer.down, scratch_.wide.data(), part.count);
+    add_residual(stages, {Fused::kDown, index, layer.down, scratch_.wide.data(), part.count});
 }
 
 void Decoder::logits(Stages &stages, const Part &part) {
@@ -224,7 +239,7 @@ void Decoder::logits(Stages &stages, const Part &part) {
         float *state = step.states + static_cast<size_t>(places[row]) * shape_.hidden;
         for (int i = 0; i < shape_.hidden; ++i) state[i] = to_float(scratch_.x[to + i]);
     });
-    multiply(stages, kHead, shape_.head, scratch_.x.data(), count, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+    multiply(stages, {Fused::kHead, 0, shape_.head, scratch_.x.data(), count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
         for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
     });
     if (step.likeliest == nullptr) return;
@@ -233,6 +248,12 @@ void Decoder::logits(Stages &stages, const Part &part) {
         step.likeliest[places[row]] = found.index;
         step.best[places[row]] = found.value;
     });
+}
+
+const char *Decoder::hold(int slot, const PagodaLowRank *modules) {
+    if (slot < 1) return "an adapter's slot must be at least 1";
+    adapters_.hold(slot, modules);
+    return nullptr;
 }
 
 // A source may be a destination of the same call: all of a layer's are read before any is written.

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "linear_int8.h"
+#include "low_rank.h"
 #include "rows.h"
 #include "team.h"
 
 extern "C" {
 
 // Where a step's time goes; native.py has the names in this order.
-enum PagodaStage { kEmbed, kNorm, kQkv, kPlace, kAttend, kOutput, kGateUp, kDown, kHead, kQuantise, kStages };
+enum PagodaStage { kEmbed, kNorm, kQkv, kPlace, kAttend, kOutput, kGateUp, kDown, kHead, kQuantise, kShrink, kStages };
 
 struct PagodaLayer {
     pagoda::Linear qkv, output, gate_up, down; // gate_up: panels of 32 gate and 32 up outputs
@@ -40,6 +41,7 @@ struct PagodaStep {
     const int32_t *rows;            // [tokens]: whose line of `tables` each uses; the tokens of a row stand together, in order
     const int32_t *tables;          // [rows, table_width]
     int32_t table_rows, table_width;
+    const int32_t *adapters; // [table_rows] slots, 0 for none; or null: no row has one
     int32_t wanted_count;
     const int32_t *wanted; // ascending indexes of the tokens whose logits are wanted
     const int32_t *places; // which line of `logits` each of them fills
@@ -56,7 +58,7 @@ namespace pagoda {
 constexpr int kTogether = 256;
 
 // What `pass` walks through: at most so many stages in a layer, and before and behind the layers.
-constexpr int kStagesOfLayer = 10, kStagesAround = 4;
+constexpr int kStagesOfLayer = 14, kStagesAround = 4;
 
 struct Tile { // queries of up to kQueries that attend together
     int32_t token, tokens, head, heads, kv_head;
@@ -75,6 +77,7 @@ class Decoder {
   public:
     Decoder(const PagodaShape &shape, const PagodaLayer *layers);
     const char *step(const PagodaStep &step); // null, or why nothing was done
+    const char *hold(int slot, const PagodaLowRank *modules); // [layers][kModules], null: forget them; null, or why not
     const char *copy_blocks(const int32_t *pairs, int count);
     const uint64_t *spent() const { return spent_; } // [kStages], time-stamp counts of thread 0 since the start
 
@@ -84,21 +87,28 @@ class Decoder {
         int first, count;                // tokens
         int wanted_first, wanted_count;
     };
+    struct Product { // rows that meet a matrix, of `layer` where adapters change it
+        Fused fused;
+        int layer;
+        const Linear &linear;
+        const bf16 *x;
+        int count;
+    };
     class Stages;
 
     void pass(const Part &part);
     void tile(const Part &part);
     void attention(Stages &stages, const Part &part, const PagodaLayer &layer, int index);
     void attend_tile(const Part &part, const Tile &tile, int layer);
-    void mlp(Stages &stages, const Part &part, const PagodaLayer &layer);
+    void mlp(Stages &stages, const Part &part, const PagodaLayer &layer, int index);
     void logits(Stages &stages, const Part &part);
     void place_token(const Part &part, const PagodaLayer &layer, int index, int token, int kv_head);
     void norm(Stages &stages, int count, const float *weight, const Linear &next);
     void narrow(Stages &stages, const bf16 *rows, int count, const Linear &next);
     void narrow_row(const bf16 *rows, int row, int inputs);
     bool is_narrow(const Linear &next, int count) const { return next.kind == Kind::kInt8 && count > shape_.wide_rows; }
-    template <class Done> void multiply(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count, const Done &done);
-    void add_residual(Stages &stages, PagodaStage stage, const Linear &linear, const bf16 *x, int count);
+    template <class Done> void multiply(Stages &stages, const Product &product, const Done &done);
+    void add_residual(Stages &stages, const Product &product);
 
     int64_t block_elements() const { return static_cast<int64_t>(shape_.kv_heads) * kBlock * shape_.head_dim; }
     bf16 *pages(int layer, int part) const { return shape_.pages + (static_cast<int64_t>(layer) * 2 + part) * shape_.blocks * block_elements(); }
@@ -107,6 +117,7 @@ class Decoder {
     const std::vector<PagodaLayer> layers_;
     Team team_;
     Scratch scratch_;
+    Adapters adapters_;
     uint64_t spent_[kStages] = {};
 };
 

@@ -17,7 +17,7 @@ template <class Work> const char *guarded(const Work &work) {
 extern "C" {
 
 // A library older than native.py would read other fields: the sizes of what they exchange tell.
-int64_t pagoda_sizes() { return static_cast<int64_t>(sizeof(PagodaShape) << 32 | sizeof(PagodaLayer) << 16 | sizeof(PagodaStep)); }
+int64_t pagoda_sizes() { return static_cast<int64_t>(sizeof(PagodaLowRank) << 48 | sizeof(PagodaShape) << 32 | sizeof(PagodaLayer) << 16 | sizeof(PagodaStep)); }
 
 // Null where memory or threads lack.
 pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer *layers) {
@@ -30,6 +30,10 @@ pagoda::Decoder *pagoda_decoder_new(const PagodaShape *shape, const PagodaLayer 
 void pagoda_decoder_free(pagoda::Decoder *decoder) { delete decoder; }
 const char *pagoda_decoder_step(pagoda::Decoder *decoder, const PagodaStep *step) {
     return guarded([&] { return decoder->step(*step); });
+}
+// Between two steps only. The decoder reads `modules` and what they point to until the slot holds others.
+const char *pagoda_decoder_hold(pagoda::Decoder *decoder, int32_t slot, const PagodaLowRank *modules) {
+    return guarded([&] { return decoder->hold(slot, modules); });
 }
 const char *pagoda_decoder_copy(pagoda::Decoder *decoder, const int32_t *pairs, int32_t count) {
     return guarded([&] { return decoder->copy_blocks(pairs, count); });

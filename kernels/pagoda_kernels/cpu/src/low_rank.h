@@ -1,0 +1,195 @@
+// What LoRA adapters (Hu et al., 2021) add to the fused matrices of a layer: y += B (A x), for those rows of a step that have one.
+//
+// Every module of a fused matrix has its own A and B, its rank rounded up to 16. A is packed [rank / 16][k / 2][16][2], B with the scale in
+// it [outputs / 16][rank / 2][16][2]: each is one contiguous stream, and no zeros stand where modules are fused. A x is computed once for
+// each row and rounded to bf16, as between any two matrices; B is added to a panel's sums while these are in registers. Both run in one
+// order whatever else is in the batch, so that an answer stays the same bits.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "linear.h"
+
+extern "C" {
+
+enum PagodaModule { kQueryModule, kKeyModule, kValueModule, kOutputModule, kGateModule, kUpModule, kDownModule, kModules };
+
+struct PagodaLowRank {
+    const pagoda::bf16 *shrink, *expand;
+    int32_t rank; // a multiple of 16; 0: the module is not changed
+};
+}
+
+namespace pagoda {
+
+constexpr int kRanks = 16;
+constexpr int kChains = 4; // a row's sums run in four, of every fourth pair: one alone would wait 6 cycles for each instruction
+constexpr int kRowsOfChunk = 24; // rows of an adapter that one thread takes
+
+enum class Fused { kQkv, kOutput, kGateUp, kDown, kHead };
+constexpr int kAdaptable = 4; // the head is not
+
+// R rows of x times 16 ranks of A, as bf16.
+template <int R> inline void shrink_rows(const bf16 *const *x, const bf16 *ranks, int inputs, bf16 *const *low) {
+    __m512 sums[R][kChains];
+    for (auto &row : sums)
+        for (auto &sum : row) sum = _mm512_setzero_ps();
+    for (int k = 0; k < inputs; k += 2 * kChains) {
+        __m512bh weights[kChains];
+        for (int c = 0; c < kChains; ++c) weights[c] = load_pairs(ranks + (k + 2 * c) * kRanks);
+        prefetch_lines(ranks + k * kRanks);
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < kChains; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights[c], broadcast_pair(x[r] + k + 2 * c));
+    }
+    for (int r = 0; r < R; ++r) store_bf16(low[r], _mm512_add_ps(_mm512_add_ps(sums[r][0], sums[r][1]), _mm512_add_ps(sums[r][2], sums[r][3])));
+}
+
+inline void shrink_rows(int count, const bf16 *const *x, const bf16 *ranks, int inputs, bf16 *const *low) {
+    switch (count) {
+    case 6: return shrink_rows<6>(x, ranks, inputs, low);
+    case 5: return shrink_rows<5>(x, ranks, inputs, low);
+    case 4: return shrink_rows<4>(x, ranks, inputs, low);
+    case 3: return shrink_rows<3>(x, ranks, inputs, low);
+    case 2: return shrink_rows<2>(x, ranks, inputs, low);
+    default: return shrink_rows<1>(x, ranks, inputs, low);
+    }
+}
+
+// Sixteen outputs of B times `rank` ranks, onto `sum`.
+inline __m512 expanded(__m512 sum, const bf16 *outputs, const bf16 *low, int rank) {
+    for (int r = 0; r < rank; r += 2) sum = _mm512_dpbf16_ps(sum, load_pairs(outputs + r * kRanks), broadcast_pair(low + r));
+    return sum;
+}
+
+// The widths of what is fused, in vectors of 16 outputs, and the inputs of each fused matrix.
+struct Widths {
+    int query, key, hidden;
+    int inputs[kAdaptable];
+};
+
+// The adapters of a decoder by slot, and which of a pass's rows have which. Changed between two steps only.
+class Adapters {
+  public:
+    Adapters(const Widths &widths, int layers, int together) : widths_(widths), layers_(layers), together_(together), of_(together, nullptr) {
+        order_.reserve(together);
+        chunks_.reserve(together);
+    }
+
+    // `modules` [layers][kModules], null to forget them. Everything that a step needs is allocated here.
+    void hold(int slot, const PagodaLowRank *modules) {
+        if (slot >= static_cast<int>(held_.size())) held_.resize(slot + 1);
+        Held found{modules, {}};
+        for (int layer = 0; modules != nullptr && layer < layers_; ++layer)
+            for (int part = 0; part < kAdaptable; ++part) found.ranks[part] = std::max(found.ranks[part], ranks_of(modules + layer * kModules, part));
+        width_ = std::max(width_, *std::max_element(found.ranks, found.ranks + kAdaptable));
+        low_.resize(static_cast<size_t>(together_) * width_);
+        held_[slot] = found;
+    }
+
+    bool holds(int slot) const { return slot == 0 || (slot > 0 && slot < static_cast<int>(held_.size()) && held_[slot].modules != nullptr); }
+
+    // Sorts a pass's tokens by adapter; `slots` by row of the tables, null where no row has one.
+    void choose(const int32_t *slots, const int32_t *rows, int count) {
+        order_.clear();
+        chunks_.clear();
+        std::fill(ranks_, ranks_ + kAdaptable, 0);
+        if (slots == nullptr) return;
+        for (int token = 0; token < count; ++token) {
+            const int slot = slots[rows[token]];
+            of_[token] = slot == 0 ? nullptr : &held_[slot];
+            if (slot != 0) order_.push_back({slot, token});
+        }
+        std::sort(order_.begin(), order_.end());
+        for (int begin = 0, end; begin < static_cast<int>(order_.size()); begin = end) {
+            const int slot = order_[begin].first, most = std::min(begin + kRowsOfChunk, static_cast<int>(order_.size()));
+            for (end = begin; end < most && order_[end].first == slot; ++end) {}
+            chunks_.push_back({&held_[slot], begin, end});
+            for (int part = 0; part < kAdaptable; ++part) ranks_[part] = std::max(ranks_[part], held_[slot].ranks[part]);
+        }
+    }
+
+    // How many items `shrink` has.
+    int items(Fused fused) const { return fused == Fused::kHead ? 0 : static_cast<int>(chunks_.size()) * groups(fused); }
+
+    // Sixteen ranks of one chunk's rows; `x` are the rows that meet the fused matrix.
+    void shrink(Fused fused, int layer, int item, const bf16 *x) {
+        const Chunk &chunk = chunks_[item / groups(fused)];
+        const PagodaLowRank *modules = chunk.held->modules + layer * kModules;
+        int group = item % groups(fused);
+        const int at = group * kRanks, last = kFirst[static_cast<int>(fused) + 1], inputs = widths_.inputs[static_cast<int>(fused)];
+        int module = kFirst[static_cast<int>(fused)];
+        for (; module < last && group >= modules[module].rank / kRanks; ++module) group -= modules[module].rank / kRanks;
+        if (module == last) return; // another adapter has more ranks
+        const bf16 *ranks = modules[module].shrink + static_cast<int64_t>(group) * kRanks * inputs;
+        for (int first = chunk.begin, count; first < chunk.end; first += count) {
+            count = std::min(kTile, chunk.end - first);
+            const bf16 *from[kTile];
+            bf16 *to[kTile];
+            for (int r = 0; r < count; ++r) {
+                const int64_t token = order_[first + r].second;
+                from[r] = x + token * inputs;
+                to[r] = &low_[token * width_ + at];
+            }
+            shrink_rows(count, from, ranks, inputs, to);
+        }
+    }
+
+    // A panel's part of what a row's adapter adds.
+    void add(Fused fused, int layer, int panel, int row, __m512 (&sums)[kVectors]) const {
+        if (chunks_.empty() || of_[row] == nullptr) return;
+        const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
+        const bf16 *low = &low_[static_cast<size_t>(row) * width_];
+        for (int v = 0; v < kVectors; ++v) {
+            const Vector place = place_of(fused, panel, v);
+            if (place.module == kModules) return; // behind the last output
+            const PagodaLowRank &module = modules[place.module];
+            const bf16 *mine = low;
+            for (int before = kFirst[static_cast<int>(fused)]; before < place.module; ++before) mine += modules[before].rank;
+            sums[v] = expanded(sums[v], module.expand + static_cast<int64_t>(place.number) * kRanks * module.rank, mine, module.rank);
+        }
+    }
+
+  private:
+    struct Held {
+        const PagodaLowRank *modules = nullptr;
+        int ranks[kAdaptable] = {}; // the most of any layer
+    };
+    struct Chunk {
+        const Held *held;
+        int begin, end; // in `order_`
+    };
+    struct Vector { // which vector of 16 outputs of which module
+        int module, number;
+    };
+    static constexpr int kFirst[kAdaptable + 1] = {kQueryModule, kOutputModule, kGateModule, kDownModule, kModules};
+
+    static int ranks_of(const PagodaLowRank *modules, int part) {
+        int sum = 0;
+        for (int module = kFirst[part]; module < kFirst[part + 1]; ++module) sum += modules[module].rank;
+        return sum;
+    }
+
+    int groups(Fused fused) const { return ranks_[static_cast<int>(fused)] / kRanks; }
+
+    Vector place_of(Fused fused, int panel, int v) const {
+        if (fused == Fused::kGateUp) return {v < kVectors / 2 ? kGateModule : kUpModule, panel * (kVectors / 2) + v % (kVectors / 2)};
+        const int number = panel * kVectors + v;
+        if (fused != Fused::kQkv) return {number < widths_.hidden ? fused == Fused::kOutput ? kOutputModule : kDownModule : kModules, number};
+        if (number < widths_.query) return {kQueryModule, number};
+        if (number < widths_.query + widths_.key) return {kKeyModule, number - widths_.query};
+        return {number < widths_.query + 2 * widths_.key ? kValueModule : kModules, number - widths_.query - widths_.key};
+    }
+
+    const Widths widths_;
+    const int layers_, together_;
+    int width_ = 0; // of a row of `low_`
+    std::vector<Held> held_;
+    std::vector<const Held *> of_; // [tokens of the pass], null without an adapter
+    std::vector<std::pair<int, int>> order_; // slot and token
+    std::vector<Chunk> chunks_;
+    int ranks_[kAdaptable] = {}; // the most of any adapter of the pass
+    std::vector<bf16> low_; // [tokens, width_]: A x, the modules of a fused matrix behind each other
+};
+
+} // namespace pagoda
