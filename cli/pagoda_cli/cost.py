@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
-from pagoda_sizing.cost import HOURS_PER_MONTH, Monthly, breakeven_requests, breakeven_tokens, dollars_per_million, goodput
+from pagoda_sizing.cost import HOURS_PER_MONTH, Monthly, Variants, breakeven_requests, breakeven_tokens, dollars_per_million, goodput
 from rich.console import Console
 
 from pagoda_cli.errors import CliError
@@ -22,9 +23,15 @@ def command(
     throughput: Annotated[float | None, typer.Option(help="Tokens per second at full load.")] = None,
     within_slo: Annotated[float, typer.Option(help="Share of tokens that met their objective, 0 to 1.")] = 1.0,
     utilisation: Annotated[float, typer.Option(help="Share of paid time at that load, 0 to 1.")] = 1.0,
+    lora: Annotated[int | None, typer.Option(help="Fine-tuned variants: adapters of one deployment, or a deployment each?")] = None,
+    lora_share: Annotated[float, typer.Option(help="Throughput with adapters, as a share of that without, 0 to 1.")] = 0.9,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Compare owning with an API: dollars per million tokens, and the break-even in tokens and requests a month."""
+    """Compare owning with an API: dollars per million tokens, and the break-even in tokens and requests a month.
+
+    With --lora, compare adapters of one model with a deployment for each variant. --utilisation is then what all variants together need of
+    one deployment.
+    """
     hourly, bill = _bill(price, monthly, ops_hours, ops_rate)
     found: dict[str, float] = {"dollars_per_month": bill.total}
     if throughput is not None:
@@ -36,9 +43,23 @@ def command(
         found["breakeven_tokens_per_month"] = breakeven_tokens(bill, api_price)
     if api_request_price is not None:
         found["breakeven_requests_per_month"] = breakeven_requests(bill, api_request_price)
+    if lora is not None:
+        found |= _variants(Variants(lora, utilisation, lora_share), bill, throughput)
     if len(found) == 1:
-        raise CliError("nothing to compare with: give --throughput, --api-price or --api-request-price")
+        raise CliError("nothing to compare with: give --throughput, --api-price, --api-request-price or --lora")
     _print(found, as_json=as_json)
+
+
+def _variants(variants: Variants, bill: Monthly, throughput: float | None) -> dict[str, float]:
+    """Both ways to serve the variants, each with its bill."""
+    found: dict[str, float] = {}
+    for name, count in (("adapters", variants.shared), ("own", variants.own)):
+        total = replace(bill, hardware=count * bill.hardware).total  # people work as long either way
+        found[f"{name}_deployments"] = count
+        found[f"{name}_dollars_per_month"] = total
+        if throughput is not None:
+            found[f"{name}_dollars_per_million_tokens"] = dollars_per_million(total / HOURS_PER_MONTH, throughput, variants.load)
+    return found
 
 
 def _bill(price: float | None, monthly: float | None, ops_hours: float, ops_rate: float) -> tuple[float, Monthly]:
@@ -57,6 +78,12 @@ LABELS = {
     "dollars_per_million_tokens_with_ops": ("with ops per million tokens", "${:,.3f}"),
     "breakeven_tokens_per_month": ("break-even", "{:,.0f} tokens a month"),
     "breakeven_requests_per_month": ("break-even", "{:,.0f} requests a month"),
+    "adapters_deployments": ("adapters of one model: deployments", "{:,.0f}"),
+    "adapters_dollars_per_month": ("adapters of one model: a month", "${:,.2f}"),
+    "adapters_dollars_per_million_tokens": ("adapters of one model: per million tokens", "${:,.3f}"),
+    "own_deployments": ("each variant by itself: deployments", "{:,.0f}"),
+    "own_dollars_per_month": ("each variant by itself: a month", "${:,.2f}"),
+    "own_dollars_per_million_tokens": ("each variant by itself: per million tokens", "${:,.3f}"),
 }
 
 

@@ -70,6 +70,30 @@ def breakeven_tokens(monthly: Monthly, api_price_per_million: float) -> float:
     return monthly.total / api_price_per_million * MILLION
 
 
+@dataclass(frozen=True)
+class Variants:
+    """Fine-tuned variants of one model, which together need `load` of what one deployment of it gives. `share`: tokens per second of a
+    deployment with adapters, as a share of those without."""
+
+    count: int
+    load: float
+    share: float
+
+    @property
+    def shared(self) -> int:
+        """Deployments if the variants are adapters of one model."""
+        positive("variants", self.count)
+        _share("load", self.load)
+        _share("share with adapters", self.share)
+        return math.ceil(self.load / self.share)
+
+    @property
+    def own(self) -> int:
+        """Deployments if each variant has its own; the load of a part is at most that of one."""
+        positive("variants", self.count)
+        return self.count
+
+
 def _share(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise Impossible(f"{name} must be above 0 and at most 1, got {value}")

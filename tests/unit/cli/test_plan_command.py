@@ -145,6 +145,17 @@ def test_cost_per_million_tokens_and_break_even_in_tokens(ask):
     assert "break-even: 720,000,000 tokens a month" in out
 
 
+@pytest.mark.parametrize(("used", "deployments"), [("0.9", 1), ("0.95", 2)])
+def test_ten_variants_as_adapters_need_a_deployment_as_long_as_one_has_the_room(ask, used, deployments):
+    people = ("--ops-hours", "20", "--ops-rate", "100")
+    _, out, _ = ask("cost", "--price", "10", "--throughput", "3400", "--utilisation", used, "--lora", "10", *people, "--json")
+    found = json.loads(out)
+    assert (found["adapters_deployments"], found["own_deployments"]) == (deployments, 10)
+    assert (found["adapters_dollars_per_month"], found["own_dollars_per_month"]) == (deployments * 7200 + 2000, 74_000)
+    ratio = found["own_dollars_per_million_tokens"] / found["adapters_dollars_per_million_tokens"]
+    assert ratio == pytest.approx(74_000 / (deployments * 7200 + 2000))
+
+
 def test_cost_counts_only_what_met_its_objective_and_what_was_used(ask):
     _, out, _ = ask("cost", "--price", "10", "--throughput", "3400", "--within-slo", "0.5", "--utilisation", "0.5", "--json")
     assert json.loads(out)["dollars_per_million_tokens"] == pytest.approx(4 * 10 / 3400 / 3600 * 1e6)
@@ -170,6 +181,8 @@ def test_the_price_with_ops_pays_for_people_too(ask):
         (("--price", "1", "--throughput", "0"), "tokens per second must be a finite number above 0, got 0.0"),
         (("--price", "1", "--throughput", "1", "--utilisation", "2"), "utilisation must be above 0 and at most 1, got 2.0"),
         (("--price", "1", "--throughput", "1", "--within-slo", "2"), "share within objective must be from 0 to 1, got 2.0"),
+        (("--price", "1", "--lora", "0"), "variants must be a finite number above 0, got 0"),
+        (("--price", "1", "--lora", "3", "--lora-share", "2"), "share with adapters must be above 0 and at most 1, got 2.0"),
     ],
 )
 def test_contradictory_costs_are_one_line_and_exit_2(ask, arguments, says):
