@@ -14,7 +14,8 @@ class Frame(NamedTuple):
 
     `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields from `phase_number` to `ttft_p95_ms` are
     for demand/, which sums them per service. `prefill_tokens` are those that running requests still wait for, and the `step_…` fields are
-    the replica's own model of a step's time (routing/predict.py). `adapters` are the names that stand for a LoRA there.
+    the replica's own model of a step's time (routing/predict.py). `adapters` are the names that stand for a LoRA there, `coming`
+    those that will.
     """
 
     sequence: int
@@ -40,6 +41,7 @@ class Frame(NamedTuple):
     step_token_us: float = 0.0
     step_row_us: float = 0.0
     adapters: frozenset[str] = frozenset()
+    coming: frozenset[str] = frozenset()
 
 
 class PrefixChange(NamedTuple):
@@ -95,6 +97,11 @@ class Endpoint:
     def adapter(self, model: str) -> str:
         """Returns the name if it stands for a LoRA here, else ""."""
         return model if self.frame is not None and model in self.frame.adapters else ""
+
+
+    def will_have(self, model: str) -> bool:
+        """Whether the name stands for a LoRA here, or will."""
+        return self.frame is not None and (model in self.frame.adapters or model in self.frame.coming)
 
 
 def load(endpoint: Endpoint) -> int:

@@ -47,6 +47,7 @@ def test_what_the_predicted_time_to_first_token_needs_reaches_the_frame():
     assert {name: getattr(frame, name) for name in said} == said
 
 
-def test_names_that_stand_for_adapters_reach_the_frame_however_far_they_are():
+def test_names_that_stand_for_adapters_reach_the_frame_and_those_on_their_way_apart():
     known = [AdapterState(name="pirate", phase=AdapterPhase.ADAPTER_PHASE_LOADED), AdapterState(name="polite")]
-    assert parse_state(State(phase=Phase.PHASE_READY, adapters=known)).adapters == {"pirate", "polite"}
+    frame = parse_state(State(phase=Phase.PHASE_READY, adapters=known))
+    assert (frame.adapters, frame.coming) == ({"pirate"}, {"polite"})
