@@ -98,7 +98,6 @@ class Endpoint:
         """Returns the name if it stands for a LoRA here, else ""."""
         return model if self.frame is not None and model in self.frame.adapters else ""
 
-
     def will_have(self, model: str) -> bool:
         """Whether the name stands for a LoRA here, or will."""
         return self.frame is not None and (model in self.frame.adapters or model in self.frame.coming)

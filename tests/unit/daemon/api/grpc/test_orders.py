@@ -83,9 +83,12 @@ async def replica(tmp_path, claims, max_loaded=3, **changes):
     async with adapter_sidecar(claims, tmp_path / "store") as port:
         config = local_config(tmp_path, adapters=AdaptersConfig(max_loaded=max_loaded, fetch_port=port), **changes)
         with patch.dict(METHODS, roles), patch.object(orders, "_FIRST_DELAY_S", 0.01):
-            async with local_front(config, tmp_path / "text") as front, front.channel() as channel:
-                async with httpx.AsyncClient(base_url=f"http://{front.http}", timeout=300) as http:
-                    yield Replica(front, channel, http, claims)
+            async with local_front(config, tmp_path / "text") as front, front.channel() as channel, client(front) as http:
+                yield Replica(front, channel, http, claims)
+
+
+def client(front):
+    return httpx.AsyncClient(base_url=f"http://{front.http}", timeout=300)
 
 
 def adapter(name, folder, **fields):
@@ -100,7 +103,10 @@ async def test_a_catalogue_is_fetched_and_loaded_and_each_name_answers_with_its_
         assert await here.tokens("b") == here.expected("two")
         assert (tmp_path / "store" / second.digest.replace(":", "-") / "adapter_config.json").is_file()
         cards = (await here.http.get("/v1/models")).json()["data"][1:]
-        assert sorted((card["id"], card["parent"], card["root"]) for card in cards) == [("a", NAME, first.digest), ("b", NAME, second.digest)]
+        assert sorted((card["id"], card["parent"], card["root"]) for card in cards) == [
+            ("a", NAME, first.digest),
+            ("b", NAME, second.digest),
+        ]
 
 
 async def test_what_is_not_in_the_catalogue_any_more_is_unloaded(tmp_path, claims):
