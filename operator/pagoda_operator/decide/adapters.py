@@ -168,7 +168,7 @@ def _verdict(found: Mapping[str, Progress], loaded: int, wanted: int) -> _Verdic
         return _Verdict("settled", reasons.ASLEEP, "the service has no replicas")
     count = f"loaded on {loaded} of {len(found)} ready replicas"
     if loaded == len(found):
-        return _Verdict("settled", reasons.LOADED, count)
+        return _Verdict("settled", reasons.RESIDENT, count)
     failed = [f"{pod}: {one.reason}" for pod, one in sorted(found.items()) if one.phase is Phase.FAILED]
     why = "".join(f"; {text}" for text in failed[:_NAMED])
     if len(failed) == len(found):

@@ -103,7 +103,7 @@ async def here(real, account, tmp_path, monkeypatch):
         model = {"uri": "pvc://models", "servedNames": [MODEL]}
         await asyncio.to_thread(real.apply, replicas=2, model=model, adapters={"maxLoaded": 2}, health={"progressTimeout": "30m"})
         operators = [await asyncio.to_thread(OperatorProcess, account)]
-        stack.callback(lambda: operators[-1].stop())
+        stack.callback(lambda: [one.stop() for one in operators])
         (tmp_path / "pods").mkdir()
         await stack.enter_async_context(fake_kubelet(real, tmp_path / "pods", start))
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(real.cluster.kubeconfig)))
@@ -121,7 +121,7 @@ def ready(real):
 
 async def test_an_adapter_is_applied_answers_is_updated_in_place_and_deleted(here):
     await asyncio.to_thread(here.apply, "pirate", "one")
-    status = await here.reported("pirate", "Loaded", loaded=2)
+    status = await here.reported("pirate", "Resident", loaded=2)
     assert {one["state"] for one in status["endpoints"]} == {"Loaded"}
     assert len(status["endpoints"]) == 2
     assert await here.ask("pirate") == here.expected("one")
@@ -131,7 +131,7 @@ async def test_an_adapter_is_applied_answers_is_updated_in_place_and_deleted(her
     first = status["digest"]
     source = {"spec": {"source": {"uri": "pvc://models/two"}}}
     await asyncio.to_thread(here.real.kube.merge, ADAPTERS, here.real.namespace, "pirate", source)
-    after = await here.reported("pirate", "Loaded", loaded=2)
+    after = await here.reported("pirate", "Resident", loaded=2)
     assert after["digest"] != first
     assert await here.ask("pirate") == here.expected("two")
 

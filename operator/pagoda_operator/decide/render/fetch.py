@@ -36,6 +36,7 @@ _MODEL: Final = "--model"
 # The volume for adapters where no model is fetched.
 _ADAPTERS: Final = "adapters"
 _PROBE: Final = "fetch-probes"
+_ONLY_ADAPTERS: Final = ["--to", ADAPTERS_MOUNT]
 # In seconds, a day: the sidecar itself detects a fetch that stalls, and a large model over a slow network must not fail the probe.
 _STARTUP_FAILURES: Final = 86_400
 
@@ -102,7 +103,7 @@ def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, 
         "name": CONTAINER_FETCH,
         "image": profile.images.fetch,
         "restartPolicy": "Always",
-        "args": ["serve", *([_MODEL, *source(spec.model)] if fetched(spec) else ["--to", ADAPTERS_MOUNT])],
+        "args": ["serve", *([_MODEL, *source(spec.model)] if fetched(spec) else _ONLY_ADAPTERS)],
         "env": [{"name": "PAGODA_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
         "ports": [{"name": _PROBE, "containerPort": PORT_FETCH_PROBES}],
         "volumeMounts": mounts,
@@ -129,6 +130,11 @@ def model_of(arguments: Sequence[str]) -> str:
 def inspecting(arguments: Sequence[str]) -> list[str]:
     """A sidecar's arguments, for reading only the model's config.json; none if they name no model."""
     return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]] if _MODEL in arguments[:-1] else []
+
+
+def brings_adapters(arguments: Sequence[str]) -> bool:
+    """Whether these are a sidecar's arguments that brings adapters and no model."""
+    return list(arguments) == ["serve", *_ONLY_ADAPTERS]
 
 
 def _storage(spec: InferenceServiceSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
