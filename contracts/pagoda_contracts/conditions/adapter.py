@@ -73,8 +73,8 @@ NAME_TAKEN: Final = Reason(
 TOO_MANY: Final = Reason(
     "TooManyAdapters",
     STALLED,
-    "The service has spec.adapters.maxLoaded older adapters already.",
-    "Raise spec.adapters.maxLoaded of the service, or delete an adapter.",
+    "Older adapters have all places of the service's replicas: each has spec.adapters.maxLoaded of them.",
+    "Raise spec.adapters.maxLoaded of the service, add replicas for adapters with placement Replicas, or delete an adapter.",
     person_only=True,
     kind=LORA_ADAPTER,
 )

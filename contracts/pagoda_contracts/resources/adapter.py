@@ -59,7 +59,7 @@ class Placement(Model):
     mode: Literal["OnDemand", "Eager", "Replicas"] = Field(
         default="OnDemand",
         description="OnDemand: on replicas that get requests for it; not acted on yet. Eager: on all replicas. "
-        "Replicas: on `replicas` of them; not acted on yet.",
+        "Replicas: on `replicas` of them.",
     )
     replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="The number of replicas that load it; with mode Replicas only."

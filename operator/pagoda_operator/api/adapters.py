@@ -39,6 +39,11 @@ class Adapter:
         return (self.spec.model_name if self.spec else None) or self.meta.name
 
     @property
+    def copies(self) -> int | None:
+        """On how many replicas it should be; None for all."""
+        return self.spec.placement.replicas if self.spec is not None else None
+
+    @property
     def rank(self) -> tuple[str, str]:
         """The smallest is the oldest."""
         return self.created, self.uid

@@ -5,7 +5,9 @@ Callers are not told apart here; the daemon's table of who may give orders is op
 """
 
 import asyncio
+import signal
 from contextlib import AsyncExitStack
+from functools import partial
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
 from pagoda_daemon.simulated.replicas.text import VOCAB
-from pagoda_operator.api.state import ADAPTERS, CONFIG_MAPS
+from pagoda_operator.api.state import ADAPTERS, CONFIG_MAPS, PODS
 from support.engine.adapter_files import write_adapter
 from support.kube.fake_kubelet import PATIENT, InLoop, fake_kubelet
 from support.kube.operator_process import OperatorProcess
@@ -60,6 +62,12 @@ class Cluster:
             answer = await http.post(f"{self.gateway.url}/v1/completions", json=body)
         return tuple(answer.json()["choices"][0]["token_ids"]) if answer.status_code == 200 else answer.status_code
 
+    async def asked_until(self, end, model):
+        answers = [await self.ask(model)]
+        while not end.is_set():
+            answers.append(await self.ask(model))
+        return [*answers, await self.ask(model)]
+
     async def models(self):
         async with httpx.AsyncClient(trust_env=False, timeout=300) as http:
             cards = (await http.get(f"{self.gateway.url}/v1/models")).json()["data"]
@@ -103,7 +111,7 @@ async def here(real, account, tmp_path, monkeypatch):
         model = {"uri": "pvc://models", "servedNames": [MODEL]}
         await asyncio.to_thread(real.apply, replicas=2, model=model, adapters={"maxLoaded": 2}, health={"progressTimeout": "30m"})
         operators = [await asyncio.to_thread(OperatorProcess, account)]
-        stack.callback(lambda: [one.stop() for one in operators])
+        stack.callback(partial(end_last, operators))
         (tmp_path / "pods").mkdir()
         await stack.enter_async_context(fake_kubelet(real, tmp_path / "pods", start))
         gateway = stack.enter_context(start_gateway("--kubeconfig", str(real.cluster.kubeconfig)))
@@ -112,6 +120,10 @@ async def here(real, account, tmp_path, monkeypatch):
         await until(lambda: ready(real), "the service is ready")
         yield made
         assert all(operator.events("reconcile_bug") == [] for operator in operators)
+
+
+def end_last(operators):
+    operators[-1].stop()
 
 
 def ready(real):
@@ -129,9 +141,13 @@ async def test_an_adapter_is_applied_answers_is_updated_in_place_and_deleted(her
     assert (await here.models()) == {MODEL: None, "pirate": MODEL}
 
     first = status["digest"]
-    source = {"spec": {"source": {"uri": "pvc://models/two"}}}
+    source, updated = {"spec": {"source": {"uri": "pvc://models/two"}}}, asyncio.Event()
+    load = asyncio.gather(*(here.asked_until(updated, "pirate") for _ in range(4)))
     await asyncio.to_thread(here.real.kube.merge, ADAPTERS, here.real.namespace, "pirate", source)
     after = await here.reported("pirate", "Resident", loaded=2)
+    updated.set()
+    # Every answer is of one version as a whole, and none failed.
+    assert {answer for answers in await load for answer in answers} == {here.expected("one"), here.expected("two")}
     assert after["digest"] != first
     assert await here.ask("pirate") == here.expected("two")
 
@@ -141,3 +157,27 @@ async def test_an_adapter_is_applied_answers_is_updated_in_place_and_deleted(her
             await asyncio.sleep(0.1)
     assert await here.ask("pirate") == 404
     assert await here.ask(MODEL) == here.expected("")
+
+
+async def test_an_adapter_is_back_after_restarts_of_operator_and_pod_and_one_that_no_replica_can_load_says_why(here):
+    await asyncio.to_thread(here.apply, "pirate", "one", placement={"mode": "Replicas", "replicas": 1})
+    (place,) = (await here.reported("pirate", "Resident", loaded=1))["endpoints"]
+    await asyncio.to_thread(here.operators[0].stop, signal.SIGKILL)
+    await asyncio.to_thread(here.real.kube.delete, PODS, here.real.namespace, place["pod"])
+    here.operators.append(await asyncio.to_thread(OperatorProcess, here.account))
+
+    def moved():
+        status = here.status("pirate")
+        return status["Ready"][0] == "True" and {one["pod"] for one in status["endpoints"]} != {place["pod"]}
+
+    await until(moved, "it is on another replica")
+    assert await here.ask("pirate") == here.expected("one")
+
+    await asyncio.to_thread(here.apply, "lost", "none")
+    status = await here.reported("lost", "AdapterRejected")
+    assert "pvc://models/none: no such folder" in status["Stalled"][2]
+    assert {one["state"] for one in status["endpoints"]} == {"Failed"}
+    await asyncio.to_thread(here.apply, "later", "one", placement={"mode": "OnDemand"})
+    status = await here.reported("later", "NotImplemented")
+    assert status["Ready"] == ("False", "NotImplemented", "not acted on yet: placement.mode OnDemand (use Eager or Replicas)")
+    assert "later" not in await here.models()

@@ -10,7 +10,7 @@ from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Json, Key, Observed, Resource
-from pagoda_operator.decide.adapters import Catalogue
+from pagoda_operator.decide.adapters.catalogue import Catalogue
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.inventory.inventory import Inventory

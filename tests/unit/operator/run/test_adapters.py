@@ -46,7 +46,8 @@ class Place:
         name, self.version = manifest["metadata"]["name"], self.version + 1
         self.written.append((name, manifest["status"]["conditions"][0]["reason"]))
         body = next(one for one in self.bodies() if one.meta.name == name)
-        fresh = adapter_body(name, generation=body.generation, status=manifest["status"])
+        placement = body.spec.placement.wire()
+        fresh = adapter_body(name, generation=body.generation, status=manifest["status"], placement=placement)
         fresh["metadata"]["resourceVersion"] = str(self.version)
         self.caches.event(ADAPTERS, fresh, gone=False)
 
@@ -116,6 +117,22 @@ async def test_a_replica_that_fetches_fails_or_is_silent_is_asked_again():
         place.answers["p"] = answer
         assert await place.run() == again
         assert [one.status.conditions[0].reason for one in place.bodies()] == [reason]
+
+
+async def test_an_adapter_that_fails_on_one_replica_goes_to_another_and_stays_there():
+    place = Place(adapter_body("a", placement={"mode": "Replicas", "replicas": 1}))
+    place.serve("p", "q")
+    await place.run()
+    ((first, _, _),) = [sent for sent in place.sent if sent[2]]
+    place.restart()
+    place.answers[first] = FAILS
+    assert await place.run() == 5.0
+    assert place.written == [("a", "AdapterRejected")]
+    assert await place.run() is None
+    assert place.written == [("a", "Resident")]
+    await settled(place)
+    (only,) = place.bodies()
+    assert [(one.pod, one.state) for one in only.status.endpoints] == [(({"p", "q"} - {first}).pop(), "Loaded")]
 
 
 async def test_a_deleted_adapter_is_taken_from_the_replicas_and_a_service_without_adapters_is_sent_nothing():
