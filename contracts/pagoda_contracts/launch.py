@@ -110,6 +110,11 @@ class AdaptersConfig(_Section):
         default=None,
         description="Directory below which adapters may lie that /v1/load_lora_adapter loads; where absent, it loads none.",
     )
+    fetch_port: int | None = Field(
+        default=None,
+        description="Port on loopback of the fetch sidecar. Given, an operator says by gRPC which adapters there are, the sidecar brings "
+        "them, and the endpoints that load and unload are off.",
+    )
 
 
 class HealthConfig(_Section):

@@ -147,6 +147,8 @@ FETCHED_DIR: Final = "/run/pagoda-fetch"
 FETCHED_LINK: Final = f"{FETCHED_DIR}/model"
 CREDENTIALS_MOUNT: Final = "/etc/pagoda-credentials"
 CLAIMS_MOUNT: Final = "/claims"
+# Where the sidecar keeps adapters if the daemon has the model's claim at MODEL_MOUNT.
+ADAPTERS_MOUNT: Final = "/adapters"
 
 # Exit code of a daemon or fetch sidecar whose fault no restart can cure (EX_CONFIG of sysexits.h); its termination message says why.
 EXIT_PERMANENT: Final = 78

@@ -7,6 +7,7 @@ from typing import Final
 
 SERVICE: Final = "InferenceService"
 TENANT_QUOTA: Final = "TenantQuota"
+LORA_ADAPTER: Final = "LoraAdapter"
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,14 +185,16 @@ class SetStateResponse(_message.Message):
     def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., in_flight: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SetAdaptersRequest(_message.Message):
-    __slots__ = ("adapters", "generation", "epoch")
+    __slots__ = ("adapters", "generation", "epoch", "pod_uid")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     generation: int
     epoch: int
-    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    pod_uid: str
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., pod_uid: _Optional[str] = ...) -> None: ...
 
 class SetAdaptersResponse(_message.Message):
     __slots__ = ("generation", "adapters")

@@ -1,4 +1,7 @@
-"""LoraAdapter: a LoRA beside the model of one InferenceService. The operator acts on none of it yet (docs/roadmap.md)."""
+"""LoraAdapter: a LoRA beside the model of one InferenceService.
+
+Fields that the operator does not act on yet say so in their description; it names them in the Ready condition.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,17 @@ class ServiceRef(Model):
     name: Subdomain = Field(description="The InferenceService's name.")
     namespace: DnsName | None = Field(
         default=None,
-        description="The service's namespace; the adapter's own if absent. A service of another namespace must allow it "
-        "(spec.adapters.allowFrom).",
+        description="The service's namespace; the adapter's own if absent. Another namespace is not acted on yet.",
     )
 
 
 class AdapterSource(Model):
     """Where the adapter's files come from."""
 
-    uri: ModelUri = Field(description="Where the files are: pvc://<claim>/<path>, hf, s3, gs, az, oci or https.")
+    uri: ModelUri = Field(
+        description="Where the files are: pvc://<claim>/<path>, hf, s3, gs or oci. A claim must be one of the service's "
+        "(spec.adapters.claims)."
+    )
     digest: Digest | None = Field(
         default=None, description="Digest of the files, sha256:<64 hex digits>. Fetched files must have this digest."
     )
@@ -53,7 +58,8 @@ class Placement(Model):
 
     mode: Literal["OnDemand", "Eager", "Replicas"] = Field(
         default="OnDemand",
-        description="OnDemand: on replicas that get requests for it. Eager: on all replicas. Replicas: on `replicas` of them.",
+        description="OnDemand: on replicas that get requests for it; not acted on yet. Eager: on all replicas. "
+        "Replicas: on `replicas` of them.",
     )
     replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="The number of replicas that load it; with mode Replicas only."
@@ -78,7 +84,7 @@ class LoraAdapterSpec(Model):
         default=None, description="The name that clients put into `model`; the adapter's own name if absent. Immutable."
     )
     placement: Placement = Field(default=Placement(), description="On which replicas it is resident.")
-    pinned: bool = Field(default=False, description="Never evicted for another adapter.")
+    pinned: bool = Field(default=False, description="Never evicted for another adapter; nothing is evicted yet.")
 
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(
@@ -105,7 +111,7 @@ class EndpointAdapter(Model):
 
 
 class LoraAdapterStatus(Model):
-    """What is. Written by the operator alone; nothing writes it yet."""
+    """What is. Written by the operator alone."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="The metadata.generation that this status is about.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
@@ -122,7 +128,7 @@ class LoraAdapter(Model):
     api_version: ApiVersion = API_VERSION
     kind: Literal["LoraAdapter"] = "LoraAdapter"
     metadata: ObjectMeta = ObjectMeta()
-    spec: LoraAdapterSpec = Field(description="The desired state. Nothing acts on it yet.")
+    spec: LoraAdapterSpec = Field(description="The desired state.")
     status: LoraAdapterStatus | None = Field(default=None, description="The observed state. Only the operator writes it.")
 
     @property

@@ -172,11 +172,17 @@ class AllowFrom(Model):
 
 
 class AdaptersSpec(Model):
-    """LoRA adapters beside the model. Not acted on yet."""
+    """LoRA adapters beside the model. With this field, each pod has a fetch sidecar."""
 
     max_loaded: int = Field(default=8, ge=1, le=1024, description="Adapters resident at the same time in one replica.")
     max_rank: Literal[8, 16, 32, 64, 128, 256] = Field(default=64, description="Largest rank of an adapter.")
-    allow_from: AllowFrom = Field(default=AllowFrom(), description="The namespaces from which adapters are accepted.")
+    claims: Annotated[tuple[DnsName, ...], Field(max_length=8)] = Field(
+        default=(),
+        description="Claims from which adapters may come (pvc://), mounted read-only. The model's own claim is one without being named.",
+    )
+    allow_from: AllowFrom = Field(
+        default=AllowFrom(), description="The namespaces from which adapters are accepted. Selector is not acted on yet."
+    )
 
 
 class ProfileRef(Model):
@@ -208,7 +214,7 @@ class InferenceServiceSpec(Model):
         description="Ordered alternatives to run on."
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
-    adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none if absent. Not acted on yet.")
+    adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none if absent.")
     scaling: ScalingSpec | None = Field(
         default=None, description="How the number of replicas is decided. If absent, spec.replicas is the number."
     )

@@ -134,6 +134,9 @@ class InferenceServiceStatus(Model):
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
         default=(), description="The served names that the service holds. Another service that asks for one of them does not get it."
     )
+    adapter_names: Annotated[tuple[ServedName, ...], Field(max_length=1024)] | None = Field(
+        default=None, description="The names of LoraAdapters that clients may put into `model`. Gateways send them to this service."
+    )
     ready_expected_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None,
         description="When the starting replicas are expected to be ready, by the time that others took. Absent if nothing is known.",

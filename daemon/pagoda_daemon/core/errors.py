@@ -204,6 +204,12 @@ class StaleOrder(RequestError):
     code = "failed_precondition"
 
 
+class StaleCatalogue(RequestError):
+    """A catalogue of adapters that a later one has replaced."""
+
+    code = "aborted"
+
+
 class WrongReplica(RequestError):
     """An order of control for the pod that had this address before."""
 

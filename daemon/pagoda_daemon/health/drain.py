@@ -44,6 +44,11 @@ class Drain:
             raise StaleOrder("this replica was told to end (SIGTERM), which is not turned back")
         return replace(self, draining=False, until=Until(), epoch=epoch)
 
+    def obeyed(self, epoch: int) -> Self:
+        """An order that is not about the drain; StaleOrder from an operator that leads no more."""
+        self._fence(epoch)
+        return replace(self, epoch=epoch)
+
     def end(self, until: Until) -> Self:
         """SIGTERM, at whose deadline we are killed: an order's later one cannot hold, an earlier one does."""
         first = min(self.until, until) if self.draining else until

@@ -169,6 +169,8 @@ class Api:
     def _card(self, model: ServedName) -> dict[str, str | int | bool]:
         """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""
         card: dict[str, str | int | bool] = {"id": model.name, "object": "model", "created": _epoch(model.created), "owned_by": model.owner}
+        if parent := self.cache.parent(model.name):
+            card["parent"] = parent
         why = self.router.why_not(model.owner)
         return card | {"available": not why} | ({"unavailable_reason": why} if why else {})
 

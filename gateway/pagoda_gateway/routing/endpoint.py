@@ -15,7 +15,7 @@ class Frame(NamedTuple):
     `max_concurrency` is how many requests run at the same time, 0 if it is not known. The fields from `phase_number` to `ttft_p95_ms` are
     for demand/, which sums them per service. `prefill_tokens` are those that running requests still wait for, and the `step_…` fields are
     the replica's own model of a step's time (routing/predict.py). `adapters` are the names that stand for a LoRA there, `loaded` those
-    of them that are in its memory.
+    of them that are in its memory, and `coming` those that will stand for one.
     """
 
     sequence: int
@@ -42,6 +42,7 @@ class Frame(NamedTuple):
     step_row_us: float = 0.0
     adapters: frozenset[str] = frozenset()
     loaded: frozenset[str] = frozenset()
+    coming: frozenset[str] = frozenset()
 
 
 class PrefixChange(NamedTuple):
@@ -101,6 +102,10 @@ class Endpoint:
     def has_loaded(self, adapter: str) -> bool:
         """Whether the adapter is in its memory."""
         return self.frame is not None and adapter in self.frame.loaded
+
+    def will_have(self, model: str) -> bool:
+        """Whether the name stands for a LoRA here, or will."""
+        return self.frame is not None and (model in self.frame.adapters or model in self.frame.coming)
 
 
 def load(endpoint: Endpoint) -> int:

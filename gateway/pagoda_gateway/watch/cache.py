@@ -71,8 +71,10 @@ class EndpointCache:
             self._resolve_names()
 
     def _resolve_names(self) -> None:
-        wanted = (ServedName(name, s.created, s.uid, s.key, name in s.owned) for s in self._services.values() for name in s.served_names)
-        self._owners = resolve(wanted)
+        services = self._services.values()
+        wanted = (ServedName(name, s.created, s.uid, s.key, name in s.owned) for s in services for name in s.served_names)
+        adapters = (ServedName(name, s.created, s.uid, s.key, True) for s in services for name in s.adapters)
+        self._owners = resolve((*wanted, *adapters))
         self.on_names_change()
 
     def put_replica(self, replica: Replica) -> None:
@@ -178,9 +180,16 @@ class EndpointCache:
         return [endpoint for endpoint in known.values() if endpoint.service_uid in ("", service.uid)]
 
     def is_adapter(self, model: str) -> bool:
-        """Whether the name stands for a LoRA at any replica of its service."""
+        """Whether the name stands for a LoRA of its service, by the operator's word or a replica's."""
         service = self.resolve(model)
-        return service is not None and any(endpoint.adapter(model) for endpoint in self.endpoints(service))
+        if service is None:
+            return False
+        return model in service.adapters or any(endpoint.will_have(model) for endpoint in self.endpoints(service))
+
+    def parent(self, model: str) -> str:
+        """Returns the name of the model that an adapter belongs to; "" if the name is not a LoraAdapter's."""
+        service = self.resolve(model)
+        return service.served_names[0] if service is not None and model in service.adapters else ""
 
     def service(self, key: str) -> Service | None:
         """Returns a service by its key."""

@@ -92,6 +92,7 @@ class _ServiceStatus(msgspec.Struct, rename="camel"):
     revisions: tuple[_Revision, ...] = ()
     served_names: tuple[str, ...] = ()
     ready_expected_at: str = ""
+    adapter_names: tuple[str, ...] = ()
 
 
 class ServiceObject(msgspec.Struct, rename="camel"):
@@ -118,6 +119,7 @@ class ServiceObject(msgspec.Struct, rename="camel"):
             self.spec.routing.holds(),
             self.spec.routing.overflows(),
             _epoch_ms(self.status.ready_expected_at),
+            self.status.adapter_names,
         )
 
 

@@ -196,6 +196,8 @@ class Observed:
     full: Mapping[str, str] = field(default_factory=dict)
     # Served names that older services have (triggers.py).
     taken: tuple[Taken, ...] = ()
+    # The names of the LoraAdapters that its replicas should have.
+    adapter_names: tuple[str, ...] = ()
     # The daemons' answers to their last order, by the pod's uid; empty after a restart.
     answers: Mapping[str, Answer] = field(default_factory=dict)
     # Since when pods have no node for another reason than a lack of free devices, by uid (observe.py).

@@ -240,10 +240,11 @@ def isolate(observed: Observed, owner: Owner, *, inspecting: bool = False) -> It
 
 
 def _egress(observed: Observed, *older: str) -> tuple[Egress, ...]:
-    """The profile's egress, if the spec's model or one of these addresses is not on a claim. A replica of an older revision may be made
-    again, or a rollout is rolled back, and then needs its model; an inspection reads the spec's model only."""
+    """The profile's egress, if the spec's model or one of these addresses is not on a claim, or if there may be adapters. A replica of an
+    older revision may be made again, or a rollout is rolled back, and then needs its model; an inspection reads the spec's model only."""
     models = ([observed.spec.model.uri] if observed.spec is not None else []) + list(older)
-    far = any(not uri.startswith(CLAIM_SCHEME) for uri in models)
+    adapters = observed.spec is not None and observed.spec.adapters is not None  # they may come from anywhere
+    far = adapters or any(not uri.startswith(CLAIM_SCHEME) for uri in models)
     return observed.profile.egress if far and observed.profile is not None else ()
 
 

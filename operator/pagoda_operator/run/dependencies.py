@@ -14,6 +14,7 @@ from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Manifest, Revision
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.inventory import Inventory
+from pagoda_operator.run.adapters import Adapters
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
 from pagoda_operator.run.scaler import Scaler
@@ -58,6 +59,7 @@ class Dependencies:
     quota: Quotas
     name_owners: NameOwners
     daemons: Daemons
+    adapters: Adapters
     scaling: Scaler
     faults: Callable[[], Mapping[str, str]]
     inventory: Callable[[], Inventory]

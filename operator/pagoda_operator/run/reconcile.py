@@ -135,6 +135,7 @@ class Reconciler:
             answers=self._answers.get(key, {}),
             callers=self._settings.callers,
             taken=dependencies.name_owners.taken(key),
+            adapter_names=dependencies.adapters.catalogue(key, observed).names,
             faults=dependencies.faults(),
             inventory=dependencies.inventory() if observed.asks_for_devices else Inventory(),
             sizes=dependencies.sizes(),
@@ -174,9 +175,9 @@ class Reconciler:
         self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
         outcome = await self._carry_out(key, observed, draft)
         await self._dependencies.scaling.save_history(key, observed)
-        due = self._dependencies.scaling.again(key)
-        earlier = due is not None and due < (self._settings.resync if outcome.again is None else min(self._settings.resync, outcome.again))
-        return outcome._replace(again=due) if earlier else outcome
+        due = (self._dependencies.scaling.again(key), await self._dependencies.adapters.run(key, observed), outcome.again)
+        earliest = min((seconds for seconds in due if seconds is not None), default=None)
+        return outcome._replace(again=earliest if earliest is not None and earliest < self._settings.resync else outcome.again)
 
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.pop(key, None)
@@ -187,6 +188,7 @@ class Reconciler:
         self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
+        await self._dependencies.adapters.orphaned(key)
         # A broken watch may miss the last pod's end, and nothing else would requeue this key.
         charged = await self._dependencies.quota.gone(key)
         return Outcome(again=_LEFT) if charged else Outcome(gone=True)

@@ -25,6 +25,7 @@ from pagoda_kube.api import KubernetesApi
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import QUOTAS, Json, Resource
+from pagoda_operator.client.catalogues import Catalogues
 from pagoda_operator.client.cluster import Hooks, KubeCluster, connect
 from pagoda_operator.client.daemons import Daemons, OwnToken
 from pagoda_operator.client.listen import Listener
@@ -34,6 +35,7 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
 from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.quota.usage import QuotaUsages
+from pagoda_operator.run.adapters import Adapters
 from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
@@ -160,15 +162,16 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
     usages = QuotaUsages()
     status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages=usages)
-    events = Recorder(made.cluster, settings.identity)
+    events, owners = Recorder(made.cluster, settings.identity), made.triggers.name_owners
     dependencies = Dependencies(
         triggers=made.triggers,
         signals=signals,
         caches=made.caches,
         keys=keys,
         quota=quotas,
-        name_owners=made.triggers.name_owners,
+        name_owners=owners,
         daemons=Daemons(lambda: made.lease.epoch, own),
+        adapters=Adapters(made.cluster, made.caches, owners, Catalogues(lambda: made.lease.epoch, own), _utc),
         scaling=scaler,
         faults=view.faults,
         inventory=inventory,

@@ -18,7 +18,20 @@ import structlog
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_kube.cache import Cache, Item
 
-from pagoda_operator.api.state import NODES, PODS, PROFILES, QUOTAS, RESOURCE_CLAIMS, RESOURCE_SLICES, SERVICES, Json, Key, Lister, Resource
+from pagoda_operator.api.state import (
+    ADAPTERS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUOTAS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    SERVICES,
+    Json,
+    Key,
+    Lister,
+    Resource,
+)
 from pagoda_operator.inventory.fit import Size, largest
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
@@ -71,8 +84,8 @@ class Caches:
     def all(self, resource: Resource) -> tuple[Any, ...]:
         """Everything shared of a kind, sorted by namespace and name."""
         last = self._sorted.get(resource)
-        # A quota is kept with more than what is compared: its status, and the version at which that is written again.
-        if last is None or last[0] != self._changes[resource] or resource == QUOTAS:
+        # A quota or an adapter is kept with more than what is compared: its status, and the version at which that is written again.
+        if last is None or last[0] != self._changes[resource] or resource in (QUOTAS, ADAPTERS):
             kept = {key: seen.shared for key, seen in self._kinds[resource].values().items() if seen.shared is not None}
             last = self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
         return last[1]

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from pagoda_contracts.names import LABEL_SERVICE
 
+from pagoda_operator.api.adapters import parse_adapter
 from pagoda_operator.api.pods import by_scheduler
 from pagoda_operator.api.state import (
     ADAPTERS,
@@ -112,13 +113,6 @@ def _without_ignored(value: Any) -> Any:
     return [
         {name: part for name, part in found.items() if name not in _IGNORED_FIELDS} if isinstance(found, dict) else found for found in value
     ]
-
-
-def parse_adapter(body: Json) -> tuple[Key, int] | None:
-    """The service that a LoraAdapter names, and the generation that names it."""
-    reference: Any = (body.get("spec") or {}).get("serviceRef") or {}
-    name, meta = reference.get("name"), body["metadata"]
-    return (Key(str(reference.get("namespace") or meta["namespace"]), str(name)), int(meta.get("generation", 0))) if name else None
 
 
 PARSERS: Final[Mapping[Resource, Callable[[Json], Any]]] = {

@@ -80,7 +80,7 @@ class Triggers:
             counted = {name for quota in known for name in quota.namespaces}
             self._wake({*(service for service in self._profiles if service.namespace in counted), *self._waiting})
         elif resource == ADAPTERS:
-            self._wake({service for service, _ in known})
+            self._wake({adapter.service for adapter in known})
         else:
             self._wake(self._waiting)
 
@@ -100,22 +100,30 @@ class Triggers:
 
 
 class NamedService(NamedTuple):
-    """A service and the names it wants."""
+    """A service, the names it wants, and those of its adapters, which it has."""
 
     key: Key
     created: str
     uid: str
     names: tuple[str, ...]
     owned: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
+
+    @property
+    def all_names(self) -> frozenset[str]:
+        """Under which it is known here."""
+        return self.adapters.union(self.names)
 
 
 def parse_named_service(body: Json) -> NamedService:
     """A service and its names, readable even if the rest of its spec is not; as the gateway reads them."""
     meta, spec = body["metadata"], body.get("spec") or {}
     model: Any = spec.get("model") or {}
-    names = tuple(model.get("servedNames") or (meta["name"],))
-    owned = frozenset((body.get("status") or {}).get("servedNames") or ())
-    return NamedService(Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned)
+    names, status = tuple(model.get("servedNames") or (meta["name"],)), body.get("status") or {}
+    owned, adapters = (frozenset(status.get(field) or ()) for field in ("servedNames", "adapterNames"))
+    return NamedService(
+        Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned, adapters
+    )
 
 
 class NameOwners:
@@ -137,7 +145,7 @@ class NameOwners:
             return
         touched = self._forget(service.key)
         self._services[service.key] = service
-        for name in service.names:
+        for name in service.all_names:
             touched |= self._by_name.setdefault(name, {}).keys()
             self._by_name[name][service.key] = service
         for key in touched - {service.key}:
@@ -154,14 +162,19 @@ class NameOwners:
         owners = [(name, self._owner(name)) for name in mine.names] if mine else []
         return tuple(Taken(name, owner) for name, owner in owners if owner != key)
 
+    def owner(self, name: str) -> Key | None:
+        """The service that has this name, as its own or as an adapter's; None if no service has it."""
+        return self._owner(name) if name in self._by_name else None
+
     def _owner(self, name: str) -> Key:
         services = {service.uid: service for service in self._by_name[name].values()}
-        return services[resolve(ServedName(name, c.created, c.uid, c.key.name, name in c.owned) for c in services.values())[name].uid].key
+        wanted = (ServedName(name, c.created, c.uid, c.key.name, name in c.owned or name in c.adapters) for c in services.values())
+        return services[resolve(wanted)[name].uid].key
 
     def _forget(self, key: Key) -> set[Key]:
         touched: set[Key] = set()
         service = self._services.pop(key, None)
-        for name in service.names if service else ():
+        for name in service.all_names if service else ():
             services = self._by_name[name]
             del services[key]
             touched |= services.keys()

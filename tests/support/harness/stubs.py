@@ -10,6 +10,7 @@ from pagoda_operator.api.pods import Answer, DaemonState, Order
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Json, Key, Observed, Resource
+from pagoda_operator.decide.adapters.catalogue import Catalogue
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.inventory.inventory import Inventory
@@ -31,6 +32,7 @@ def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
         "quota": NoQuotas(),
         "name_owners": NameOwners(),
         "daemons": NoDaemons(),
+        "adapters": NoAdapters(),
         "scaling": Unscaled(),
         "faults": dict,
         "inventory": Inventory,
@@ -47,6 +49,21 @@ class NoDaemons:
     async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """Refused, all of them."""
         return {order.uid: Answer(DaemonState.REFUSED) for order in orders}
+
+
+class NoAdapters:
+    """Stand-in: there are no LoraAdapters."""
+
+    def catalogue(self, key: Key, observed: Observed | None) -> Catalogue:
+        """Empty."""
+        del key, observed
+        return Catalogue()
+
+    async def run(self, key: Key, observed: Observed) -> float | None:
+        """Nothing."""
+
+    async def orphaned(self, key: Key) -> None:
+        """Nothing."""
 
 
 class Current(Caches):

@@ -33,13 +33,20 @@ _NAME: Final = re.compile(rf"[A-Za-z0-9._:/@=+-]{{1,{MAX_NAME}}}")
 
 @dataclass(eq=False)
 class Version:
-    """One content under a name; `users` are the requests that took it, `named` whether the name still stands for it."""
+    """One content under a name; `users` are the requests that took it, `named` whether the name still stands for it. `source` is the digest
+    of all files that the sidecar brought, empty without one."""
 
     name: str
     digest: str
     created: int
     users: int = 0
     named: bool = True
+    source: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """The digest that people and other components know it by."""
+        return self.source or self.digest
 
 
 class Catalogue:
@@ -47,7 +54,7 @@ class Catalogue:
 
     def __init__(self, replica: Replica, engine: EngineLink, config: AdaptersConfig, served: Sequence[str]) -> None:
         self.config = config
-        self._replica, self._engine, self._served = replica, engine, tuple(served)
+        self._replica, self._engine, self.served = replica, engine, tuple(served)
         self._versions: dict[str, Version] = {}
         self._lock = threading.Lock()
         self._loading = asyncio.Lock()
@@ -67,7 +74,7 @@ class Catalogue:
     def states(self) -> list[AdapterState]:
         """As gateways hear of them: by these names they know which requests use an adapter."""
         known = self.versions().values()
-        return [AdapterState(name=one.name, digest=one.digest, phase=AdapterPhase.ADAPTER_PHASE_LOADED) for one in known]
+        return [AdapterState(name=one.name, digest=one.known_as, phase=AdapterPhase.ADAPTER_PHASE_LOADED) for one in known]
 
     def take(self, name: str) -> Version | None:
         """The version that `name` stands for, used once more; None where it is not an adapter."""
@@ -85,17 +92,26 @@ class Catalogue:
 
     async def load(self, name: str, path: str, *, in_place: bool) -> None:
         """Let `name` stand for the adapter in `path`; AdapterRejected says why not, AdapterTaken that it stands for one already."""
+        root = Path(self.config.directory or "")
         async with self._loading:
             self._check(name, in_place=in_place)
-            root = Path(self.config.directory or "")
-            loaded = await self._engine.load_adapter(str(root / path), str(root))
-            if loaded.fault:
-                raise RequestFailed(loaded.error)
-            if loaded.error:
-                raise (AdapterMissing if loaded.missing else AdapterRejected)(loaded.error)
-            self._name(Version(name, loaded.digest, int(time.time())))
-            self._replica.changed()  # gateways hear of it now
-            log.info("adapter_loaded", name=name, digest=loaded.digest, rank=loaded.rank)
+            await self._load(name, root / path, root)
+
+    async def bring(self, name: str, path: Path, source: str) -> None:
+        """Let `name` stand for the files that the sidecar brought, whatever it stood for; AdapterRejected says why not."""
+        async with self._loading:
+            self._check(name, in_place=True)
+            await self._load(name, path, path, source)
+
+    async def _load(self, name: str, path: Path, root: Path, source: str = "") -> None:
+        loaded = await self._engine.load_adapter(str(path), str(root))
+        if loaded.fault:
+            raise RequestFailed(loaded.error)
+        if loaded.error:
+            raise (AdapterMissing if loaded.missing else AdapterRejected)(loaded.error)
+        self._name(Version(name, loaded.digest, int(time.time()), source=source))
+        self._replica.changed()  # gateways hear of it now
+        log.info("adapter_loaded", name=name, digest=source or loaded.digest, rank=loaded.rank)
 
     def unload(self, name: str) -> bool:
         """Whether `name` stood for an adapter; requests that use it go on."""
@@ -129,7 +145,7 @@ class Catalogue:
     def _check(self, name: str, *, in_place: bool) -> None:
         if not _NAME.fullmatch(name):
             raise AdapterRejected(f"lora_name must be 1 to {MAX_NAME} letters, digits and ._:/@=+-, got {shown(name)}")
-        if name in self._served:
+        if name in self.served:
             raise AdapterRejected(f"The lora adapter name {name!r} conflicts with a served base model.")
         if name in self._versions:
             if not in_place:

@@ -26,7 +26,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.api.access.auth import Guard
-from pagoda_daemon.api.access.catalogue import Catalogue
+from pagoda_daemon.api.front.adapting import adapting
 from pagoda_daemon.api.front.methods import methods
 from pagoda_daemon.api.grpc import server as grpc_server
 from pagoda_daemon.api.grpc.control import CUT, Control
@@ -112,11 +112,10 @@ class Front:
         with _refusing(f"listen.probes: cannot listen on {config.listen.host}:{config.listen.probes}"):
             self._probes = backing.probes(self.replica, config.listen.host, config.listen.probes, Limits.of(config.health))
         self._engine = backing.engine(self.replica)
-        adapters, names = config.adapters, config.model.served_names
-        self._catalogue = None if adapters is None else Catalogue(self.replica, self._engine, adapters, names)
+        self._catalogue, self._orders = adapting(self.replica, self._engine, settings)
         self._admission = Admission(self.replica, adapters=self._catalogue)
         identity = Identity(config.model.served_names, config.revision, settings.version)
-        self._feed = StateFeed(self.replica, identity, tuple if self._catalogue is None else self._catalogue.states)
+        self._feed = StateFeed(self.replica, identity, self._orders)
         self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
         self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None
@@ -131,6 +130,7 @@ class Front:
             await self._serve(engine, announce)
         finally:
             beat.cancel()
+            self._orders.close()
             self._probes.close()
             self._engine.close()
             with suppress(asyncio.CancelledError, DaemonError):
@@ -197,7 +197,7 @@ class Front:
 
     async def _start_grpc(self, parts: Parts) -> int:
         listen = self._settings.config.listen
-        self.methods = methods(parts, self._feed, self._control)
+        self.methods = methods(parts, self._feed, self._control, self._orders)
         with _refusing(f"listen.grpc: cannot listen on {listen.host}:{listen.grpc}"):
             return await grpc_server.start(self._grpc, grpc_server.Methods(self.methods, self._guard), f"{listen.host}:{listen.grpc}")
 

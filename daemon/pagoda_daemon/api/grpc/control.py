@@ -1,4 +1,4 @@
-"""SetState and SetAdapters: how the operator steers this replica, and SIGTERM's first half. Made by `front.py`.
+"""SetState: how the operator steers this replica, and SIGTERM's first half. Made by `front.py`.
 
 Decides by `drain.py`; what it does is to enter a phase, and at the deadline to end what still runs. Orders may be repeated: the answer
 tells where the replica is, however it got there.
@@ -12,20 +12,12 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
-from pagoda_contracts.names import GRPC_SET_ADAPTERS, GRPC_SET_STATE
-from pagoda_contracts.pb.daemon_pb2 import (
-    TARGET_DRAINING,
-    TARGET_SERVING,
-    Phase,
-    SetAdaptersRequest,
-    SetAdaptersResponse,
-    SetStateRequest,
-    SetStateResponse,
-)
+from pagoda_contracts.names import GRPC_SET_STATE
+from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Method
-from pagoda_daemon.core.errors import BadRequest, Draining, NotBuilt, WrongReplica
+from pagoda_daemon.core.errors import BadRequest, Draining, WrongReplica
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
 
@@ -52,11 +44,8 @@ class Control:
         self._uid = uid
         self._timer: asyncio.TimerHandle | None = None
 
-    def methods(self) -> tuple[Method, ...]:
-        return (
-            Method(GRPC_SET_STATE, SetStateRequest, unary=self.set_state),
-            Method(GRPC_SET_ADAPTERS, SetAdaptersRequest, unary=self.set_adapters),
-        )
+    def method(self) -> Method:
+        return Method(GRPC_SET_STATE, SetStateRequest, unary=self.set_state)
 
     async def set_state(self, caller: Principal, request: SetStateRequest, _context: Context) -> SetStateResponse:
         """The gRPC method."""
@@ -75,10 +64,6 @@ class Control:
         return SetStateResponse(
             phase=self._replica.phase, in_flight=self._replica.in_flight, deadline_unix_ms=after.until.unix_ms, epoch=after.epoch
         )
-
-    async def set_adapters(self, _caller: Principal, _request: SetAdaptersRequest, _context: Context) -> SetAdaptersResponse:
-        """The gRPC method."""
-        raise NotBuilt("this version serves no adapters")
 
     def end(self) -> None:
         """SIGTERM: drains for good. To end what runs at the deadline is the caller's business from here on."""

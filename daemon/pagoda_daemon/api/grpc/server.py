@@ -31,6 +31,7 @@ from pagoda_daemon.core.errors import (
     NotBuilt,
     NotReady,
     Overloaded,
+    StaleCatalogue,
     StaleOrder,
     Unauthenticated,
     WrongReplica,
@@ -194,6 +195,7 @@ _CODES: Final[Mapping[type[DaemonError], grpc.StatusCode]] = {
     EngineDied: grpc.StatusCode.UNAVAILABLE,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StaleOrder: grpc.StatusCode.FAILED_PRECONDITION,
+    StaleCatalogue: grpc.StatusCode.ABORTED,
     WrongReplica: grpc.StatusCode.NOT_FOUND,
     NotBuilt: grpc.StatusCode.UNIMPLEMENTED,
 }

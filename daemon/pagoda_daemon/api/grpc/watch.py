@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
@@ -102,6 +103,15 @@ def _age_ms(then: float, now: float) -> int:
     return max(0, round((now - then) * 1000))
 
 
+class Adapters(Protocol):
+    """What a frame says of adapters."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def states(self) -> Iterable[AdapterState]: ...
+
+
 class _Watcher:
     """One stream: its wake-up, the last phase it was sent, and its place in the book of prefixes."""
 
@@ -114,7 +124,7 @@ class _Watcher:
 class StateFeed:
     """All watchers of this replica. `counts` is given when it is made: after the feed."""
 
-    def __init__(self, replica: Replica, identity: Identity, adapters: Callable[[], Iterable[AdapterState]] = tuple) -> None:
+    def __init__(self, replica: Replica, identity: Identity, adapters: Adapters | None = None) -> None:
         self._replica = replica
         self._identity = identity
         self._adapters = adapters
@@ -155,7 +165,9 @@ class StateFeed:
     def _frame(self, sequence: int, now: float) -> State:
         pace = Pace(self.counts.ttft_p95(now), self.counts.tokens_per_second(now)) if self.counts else Pace()
         state = frame(self._replica, self._identity, sequence, now, pace)
-        state.adapters.extend(self._adapters())
+        if self._adapters is not None:
+            state.adapters.extend(self._adapters.states())
+            state.adapters_generation = self._adapters.generation
         return state
 
     async def all_saw(self, phase: int) -> None:

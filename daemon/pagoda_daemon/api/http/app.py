@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_daemon.api.access.auth import Guard, guarded
+from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.access.roles import PATH_LOAD, PATH_UNLOAD
 from pagoda_daemon.api.anthropic.conversion import ELSEWHERE
 from pagoda_daemon.api.anthropic.dialect import Messages
@@ -113,12 +114,18 @@ def application(parts: Parts) -> ASGIApp:
 
 
 def _adapter_routes(admission: Admission) -> list[Route]:
-    """Only where there may be adapters."""
-    if admission.adapters is None:
+    catalogue = _own_adapters(admission)
+    if catalogue is None:
         return []
-    load = AdapterRoute(LoadAdapterRequest, load_adapter, admission, admission.adapters)
-    unload = AdapterRoute(UnloadAdapterRequest, unload_adapter, admission, admission.adapters)
+    load = AdapterRoute(LoadAdapterRequest, load_adapter, admission, catalogue)
+    unload = AdapterRoute(UnloadAdapterRequest, unload_adapter, admission, catalogue)
     return [Route(PATH_LOAD, load, methods=["POST"]), Route(PATH_UNLOAD, unload, methods=["POST"])]
+
+
+def _own_adapters(admission: Admission) -> Catalogue | None:
+    """The adapters that callers may load; None where there are none, or an operator says which there are."""
+    catalogue = admission.adapters
+    return None if catalogue is None or catalogue.config.fetch_port is not None else catalogue
 
 
 def fingerprint(version: str, revision: str) -> str:
@@ -162,7 +169,7 @@ class Info:
         return Response(docspage.page(self._document(), self.parts.web.root_path), headers=docspage.HEADERS, media_type=HTML)
 
     def _document(self) -> dict[str, Any]:
-        more = () if self.parts.admission.adapters is None else ADAPTER_OPERATIONS
+        more = () if _own_adapters(self.parts.admission) is None else ADAPTER_OPERATIONS
         return document(self.parts.version, (*OPERATIONS, *more), self.parts.web.root_path)
 
     def _cards(self) -> dict[str, ModelCard]:
@@ -170,7 +177,7 @@ class Info:
         length, base = limits.max_model_len if limits else None, self.parts.served_names[0]
         cards = {name: ModelCard(name, self.created, base, length) for name in self.parts.served_names}
         for name, version in ({} if adapters is None else adapters.versions()).items():
-            cards[name] = ModelCard(name, version.created, version.digest, length, parent=base)
+            cards[name] = ModelCard(name, version.created, version.known_as, length, parent=base)
         return cards
 
 

@@ -48,7 +48,7 @@ from pagoda_operator.api.state import (
     SERVICES,
     Resource,
 )
-from pagoda_operator.decide.render.fetch import fetched
+from pagoda_operator.decide.render.fetch import has_sidecar
 from pagoda_operator.inventory.values import digest
 
 Manifest = dict[str, Any]
@@ -99,8 +99,10 @@ def identify(
     The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
     """
     fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if fetched(spec) else ()))
+    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if has_sidecar(spec) else ()))
     parts = {name: fields[name] for name in names if name in fields}
+    if spec.adapters is not None:  # an empty block asks for something, too; who may attach adapters concerns no pod
+        parts["adapters"] = {name: value for name, value in fields["adapters"].items() if name != "allowFrom"}
     parts |= {name: fields[name] for name in _ONLY_IF_SET if fields.get(name)}
     revision, kind = digest(parts), entry_digest(accelerator, resolved)
     return Revision(f"{service}-{digest([revision, kind])}", revision, kind)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pagoda_contracts.conditions.service import INVALID_PROFILE, UNSUPPORTED_URI
 from pagoda_contracts.names import (
+    ADAPTERS_MOUNT,
     CLAIMS_MOUNT,
     CONTAINER_DAEMON,
     CONTAINER_FETCH,
@@ -32,7 +33,10 @@ _WITH_REVISIONS: Final = ("hf://", "oci://")
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
 _MODEL: Final = "--model"
+# The volume for adapters where no model is fetched.
+_ADAPTERS: Final = "adapters"
 _PROBE: Final = "fetch-probes"
+_ONLY_ADAPTERS: Final = ["--to", ADAPTERS_MOUNT]
 # In seconds, a day: the sidecar itself detects a fetch that stalls, and a large model over a slow network must not fail the probe.
 _STARTUP_FAILURES: Final = 86_400
 
@@ -40,6 +44,19 @@ _STARTUP_FAILURES: Final = 86_400
 def fetched(spec: InferenceServiceSpec) -> bool:
     """Whether the sidecar brings the model."""
     return not spec.model.uri.startswith(CLAIM_SCHEME) or spec.model.cache is not None
+
+
+def has_sidecar(spec: InferenceServiceSpec) -> bool:
+    """Whether the pod has the sidecar: it brings the model, or adapters."""
+    return fetched(spec) or spec.adapters is not None
+
+
+def adapter_claims(spec: InferenceServiceSpec) -> tuple[str, ...]:
+    """The claims from which adapters may come: those that the service names, and its model's."""
+    if spec.adapters is None:
+        return ()
+    own = (claim(spec.model.uri),) if spec.model.uri.startswith(CLAIM_SCHEME) else ()
+    return tuple(dict.fromkeys((*own, *spec.adapters.claims)))
 
 
 def has_revisions(model: ModelSpec) -> bool:
@@ -51,8 +68,9 @@ def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
     """SpecProblem if the model cannot be brought into the pod."""
     if not spec.model.uri.startswith(SCHEMES):
         raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
-    if fetched(spec) and profile.images.fetch is None:
-        message = f"the profile has no images.fetch, which model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM_SCHEME})"
+    if has_sidecar(spec) and profile.images.fetch is None:
+        what = f"model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM_SCHEME})" if fetched(spec) else "adapters need"
+        message = f"the profile has no images.fetch, which {what}"
         raise SpecProblem(INVALID_PROFILE, message)
 
 
@@ -70,6 +88,8 @@ def defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
         "securityContext": restricted_container(),
     }
     pod: dict[str, Any] = {"initContainers": [container]}
+    if not fetched(spec):
+        return pod | {"volumes": [{"name": _ADAPTERS, "emptyDir": {}}]}
     if spec.model.cache is None:
         return pod | {"volumes": [{"name": "model", "emptyDir": {}}]}
     # A new volume belongs to root. OnRootMismatch does not walk through a full volume at every start.
@@ -83,7 +103,7 @@ def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, 
         "name": CONTAINER_FETCH,
         "image": profile.images.fetch,
         "restartPolicy": "Always",
-        "args": ["serve", _MODEL, *source(spec.model)],
+        "args": ["serve", *([_MODEL, *source(spec.model)] if fetched(spec) else _ONLY_ADAPTERS)],
         "env": [{"name": "PAGODA_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
         "ports": [{"name": _PROBE, "containerPort": PORT_FETCH_PROBES}],
         "volumeMounts": mounts,
@@ -91,7 +111,8 @@ def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, 
         "livenessProbe": probe(PATH_LIVE, _PROBE, period=10, failures=6),
         "terminationMessagePolicy": "File",
     }
-    daemon = {"name": CONTAINER_DAEMON, "volumeMounts": [{"name": "fetched", "mountPath": FETCHED_DIR, "readOnly": True}]}
+    shared = {"name": "fetched", "mountPath": FETCHED_DIR} if fetched(spec) else {"name": _ADAPTERS, "mountPath": ADAPTERS_MOUNT}
+    daemon = {"name": CONTAINER_DAEMON, "volumeMounts": [shared | {"readOnly": True}]}
     return {"initContainers": [sidecar], "volumes": volumes, "containers": [daemon]}
 
 
@@ -111,22 +132,39 @@ def inspecting(arguments: Sequence[str]) -> list[str]:
     return ["inspect", *arguments[arguments.index(_MODEL) + 1 :]] if _MODEL in arguments[:-1] else []
 
 
+def brings_adapters(arguments: Sequence[str]) -> bool:
+    """Whether these are a sidecar's arguments that brings adapters and no model."""
+    return list(arguments) == ["serve", *_ONLY_ADAPTERS]
+
+
 def _storage(spec: InferenceServiceSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The volumes, and the sidecar's mounts of them."""
-    volumes: list[dict[str, Any]] = [{"name": "fetched", "emptyDir": {}}]
-    mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = [{"name": _ADAPTERS, "mountPath": ADAPTERS_MOUNT}]
+    if fetched(spec):
+        volumes = [{"name": "fetched", "emptyDir": {}}]
+        mounts = [{"name": "model", "mountPath": MODEL_MOUNT}, {"name": "fetched", "mountPath": FETCHED_DIR}]
     if spec.model.cache is not None:
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": spec.model.cache.pvc}})
-    if spec.model.uri.startswith(CLAIM_SCHEME):
-        name = claim(spec.model.uri)
-        volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
-        mounts.append({"name": "source", "mountPath": f"{CLAIMS_MOUNT}/{name}", "readOnly": True})
+    for name, volume in _sources(spec):
+        # Without a copy the model's own claim is a volume of the daemon already.
+        if volume != "model":
+            volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
+        mounts.append({"name": volume, "mountPath": f"{CLAIMS_MOUNT}/{name}", "readOnly": True})
     for index, known in enumerate(spec.credentials):
         # A number, because a volume's name has at most 63 characters, as many as the credential's may have.
         volume = f"credential-{index}"
         volumes.append({"name": volume, "secret": {"secretName": known.secret_ref.name}})
         mounts.append({"name": volume, "mountPath": f"{CREDENTIALS_MOUNT}/{known.name}", "readOnly": True})
     return volumes, mounts
+
+
+def _sources(spec: InferenceServiceSpec) -> list[tuple[str, str]]:
+    """The claims that are copied from, and the name of each one's volume."""
+    own = claim(spec.model.uri) if spec.model.uri.startswith(CLAIM_SCHEME) else ""
+    found = [(own, "source" if fetched(spec) else "model")] if own else []
+    others = (name for name in adapter_claims(spec) if name != own)
+    return found + [(name, f"source-{index}") for index, name in enumerate(others)]
 
 
 def claim(uri: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.conditions.service import INVALID_PROFILE, POD_TEMPLATE_FORBIDDEN
 from pagoda_contracts.conditions.types import Reason
-from pagoda_contracts.launch import DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
+from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICES,
@@ -33,6 +33,7 @@ from pagoda_contracts.names import (
     PATH_STARTUP,
     PORT_DAEMON_GRPC,
     PORT_DAEMON_HTTP,
+    PORT_FETCH,
     PORT_PROBES,
     RUN_DIR,
 )
@@ -84,11 +85,18 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
         model=ModelConfig(path=path, served_names=spec.model.served_names or (inputs.key.name,)),
         engine=_engine(spec, inputs.accelerator),
         drain_timeout=spec.drain.timeout,
+        adapters=_adapters(spec),
         auth=inputs.callers.auth() if inputs.callers else None,
         health=HealthConfig(progress_timeout=health.progress_timeout, deep_probe_every=health.deep_probe_every) if health else None,
         slo=SloConfig(ttft=slo.ttft, itl=slo.itl) if slo else None,
     )
     return config.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _adapters(spec: InferenceServiceSpec) -> AdaptersConfig | None:
+    if spec.adapters is None:
+        return None
+    return AdaptersConfig(max_loaded=spec.adapters.max_loaded, max_rank=spec.adapters.max_rank, fetch_port=PORT_FETCH)
 
 
 def pod_template(inputs: Inputs) -> dict[str, Any]:
@@ -163,7 +171,7 @@ def _defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
             "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
         }
     }
-    merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.fetched(spec) else own
+    merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.has_sidecar(spec) else own
     return merged
 
 
@@ -190,8 +198,11 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
     annotations = {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}
     claim = {"claimName": fetch.claim(inputs.spec.model.uri), "readOnly": True}
     mounted = {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
-    model = fetch.fixed(inputs.spec, inputs.profile) if fetch.fetched(inputs.spec) else mounted
-    return {"metadata": {"labels": inputs.labels, **annotations}, "spec": merge(own, model)}
+    if not fetch.fetched(inputs.spec):
+        own = merge(own, mounted)
+    if fetch.has_sidecar(inputs.spec):
+        own = merge(own, fetch.fixed(inputs.spec, inputs.profile))
+    return {"metadata": {"labels": inputs.labels, **annotations}, "spec": own}
 
 
 def _token_keys(inputs: Inputs) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pagoda_contracts.names import (
 
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
-from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, claim, inspecting
+from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, brings_adapters, claim, inspecting
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.inventory.values import digest
 
@@ -64,7 +64,7 @@ def trial_pod(owner: Owner, revision: str, data: Manifest, uri: str, node: str) 
 def _incomplete(pinned: dict[str, Any]) -> bool:
     """Whether the program may need what a trial lacks: a command of its own, other init containers, ephemeral volumes."""
     sidecar, daemon = _sidecar(pinned), _daemon(pinned)
-    others = [one for one in pinned.get("initContainers") or () if one is not sidecar]
+    others = [one for one in pinned.get("initContainers") or () if one is not sidecar and not brings_adapters(one.get("args") or ())]
     mounted = {mount["name"] for mount in daemon.get("volumeMounts") or ()} - set(_MODEL_VOLUMES)
     ephemeral = any(_EPHEMERAL in volume for volume in pinned.get("volumes") or () if volume["name"] in mounted)
     return "command" in daemon or bool(others) or ephemeral

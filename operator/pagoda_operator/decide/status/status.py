@@ -53,6 +53,7 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         replicas=len(pods),
         ready_replicas=sum(pod.serves for pod in pods),
         served_names=_served_names(observed),
+        adapter_names=observed.adapter_names or None,
         selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
         ready_expected_at=expected(pods, observed.wanted, observed.starts),

@@ -15,12 +15,16 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.render.fetch import fetched, has_revisions
+from pagoda_operator.decide.render.fetch import fetched, has_revisions, has_sidecar
 from pagoda_operator.decide.replicas.replica import clean, stage
 
-_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
-# Blocks, and the values of each that ask for what is done anyway; a block that is present asks for its defaults too.
-_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {"adapters": (None,)}
+_NOT_YET: Final = (
+    "engine.kvCache.memoryFraction",
+    "engine.kvCache.dtype",
+    "engine.kvCache.cpuOffload",
+    "routing.overflow.service",
+    "adapters.allowFrom",
+)
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),
@@ -156,12 +160,11 @@ def _blocked(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
 def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
     """Names of fields that are set and change nothing."""
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    blocks = (name for name, done in _BLOCKS.items() if getattr(spec, name) not in done)
     ranks = ("accelerators.gpu.count",) if any(entry.gpu and entry.gpu.count > 1 for entry in spec.accelerators) else ()
     # A claim's files need no credential, and only some sources have revisions.
-    fetch = () if fetched(spec) else ("model.credential", "credentials")
+    fetch = () if fetched(spec) else ("model.credential", *(() if has_sidecar(spec) else ("credentials",)))
     idle = (*_NOT_YET, *fetch, *(() if has_revisions(spec.model) else ("model.revision",)))
-    return (*(field for field in idle if _at(words, field)), *blocks, *ranks)
+    return (*(field for field in idle if _at(words, field)), *ranks)
 
 
 def idle_scaling(scaling: ScalingSpec) -> tuple[str, ...]:

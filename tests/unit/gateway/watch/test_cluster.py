@@ -56,6 +56,23 @@ def test_a_service_of_a_newer_version_is_read_as_far_as_it_is_known():
     assert msgspec.convert(document, ServiceObject).parsed().served_names == ("a", "b")
 
 
+def test_a_services_adapters_are_names_of_it_and_have_their_parent():
+    document = {
+        "metadata": {"name": "s", "namespace": "ns", "uid": "u", "creationTimestamp": "t"},
+        "status": {"servedNames": ["s"], "adapterNames": ["pirate"]},
+    }
+    service = msgspec.convert(document, ServiceObject).parsed()
+    assert service.adapters == ("pirate",)
+    cache = EndpointCache()
+    cache.put_service(service)
+    # An older service that wants the name does not get it: traffic never moves.
+    cache.put_service(Service("ns/old", "0", "a", ("pirate",)))
+    assert cache.resolve("pirate") == service
+    assert cache.is_adapter("pirate")
+    assert (cache.parent("pirate"), cache.parent("s")) == ("s", "")
+    assert [model.name for model in cache.models()] == ["pirate", "s"]
+
+
 @pytest.mark.parametrize(
     ("condition", "stalled"),
     [

@@ -255,7 +255,7 @@ async def test_frames_carry_the_drains_deadline_and_the_epoch(front, channel, me
 
 async def test_adapters_are_unimplemented_in_a_sentence(channel, metadata):
     ask = call(channel, GRPC_SET_ADAPTERS, SetAdaptersResponse)
-    with pytest.raises(grpc.aio.AioRpcError, match="serves no adapters") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match="takes no catalogue") as refused:
         await ask(SetAdaptersRequest(), metadata=metadata[ROLE_OPERATOR], timeout=120)
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 

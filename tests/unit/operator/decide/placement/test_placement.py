@@ -84,7 +84,7 @@ def test_waiting_for_an_accelerator_is_no_new_revision():
     "field",
     [
         *("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload"),
-        *("model.credential", "credentials", "model.revision", "adapters", "routing.overflow.service"),
+        *("model.credential", "credentials", "model.revision", "adapters.allowFrom", "routing.overflow.service"),
     ],
 )
 def test_each_field_that_changes_nothing_yet_is_named(field):
@@ -95,7 +95,7 @@ def full(field):
     spec = FULL[SERVICE]
     if field in ("model.credential", "credentials", "model.revision"):  # a claim's files have no use for them
         model = {name: value for name, value in spec["model"].items() if name != "cache"}
-        return {**spec, "model": {**model, "uri": "pvc://models"}}
+        return {name: value for name, value in spec.items() if name != "adapters"} | {"model": {**model, "uri": "pvc://models"}}
     if field != "engine.kvCache.memoryFraction":
         return spec
     cache = {"memoryFraction": 0.9}
@@ -103,10 +103,10 @@ def full(field):
 
 
 def test_the_status_names_them_and_is_silent_about_defaults_written_out():
-    harness = Harness(adapters={"maxLoaded": 4})
+    harness = Harness(adapters={"allowFrom": {"namespaces": "Selector", "selector": {"matchLabels": {"a": "b"}}}})
     harness.settle()
     harness.make_ready()
-    assert harness.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters")
+    assert harness.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters.allowFrom")
     silent = {"scaling": {"mode": "Manual"}, "rollout": {}, "engine": {"quantization": "none", "kvCache": {"prefixCaching": True}}}
     spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [CPU]} | silent)
     assert ignored_fields(spec) == ()

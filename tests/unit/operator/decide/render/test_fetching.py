@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, EXIT_PERMANENT
+from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, EXIT_PERMANENT, PORT_FETCH
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
@@ -183,3 +183,51 @@ def test_a_profile_that_gets_its_image_unblocks_the_service():
     harness.settle()
     harness.make_ready()
     assert harness.reason() == "Available"
+
+
+def test_with_adapters_a_claims_pod_has_a_sidecar_that_brings_no_model():
+    made = inputs(model={"uri": "pvc://models/base"}, adapters={"maxLoaded": 4, "maxRank": 16, "claims": ["loras"]})
+    config = DaemonConfig.model_validate(daemon_config(made))
+    assert (config.model.path, config.adapters.max_loaded, config.adapters.max_rank) == ("/models/base", 4, 16)
+    assert config.adapters.fetch_port == PORT_FETCH
+    spec = pod_template(made)["spec"]
+    (sidecar,) = spec["initContainers"]
+    assert sidecar["args"] == ["serve", "--to", "/adapters"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["adapters"] == {"name": "adapters", "emptyDir": {}}
+    assert volumes["source-0"]["persistentVolumeClaim"] == {"claimName": "loras", "readOnly": True}
+    places = {mount["mountPath"]: (mount["name"], mount.get("readOnly", False)) for mount in sidecar["volumeMounts"]}
+    assert places["/adapters"] == ("adapters", False)
+    assert places["/claims/models"] == ("model", True)
+    assert places["/claims/loras"] == ("source-0", True)
+    assert "/etc/pagoda-credentials/hub" in places
+    daemon = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    assert daemon["/adapters"] == {"name": "adapters", "mountPath": "/adapters", "readOnly": True}
+    assert "credentials" not in ignored_fields(made.spec)
+
+
+def test_with_adapters_a_fetched_models_sidecar_brings_both():
+    made = inputs(adapters={"claims": ["loras"]})
+    spec = pod_template(made)["spec"]
+    (sidecar,) = spec["initContainers"]
+    assert sidecar["args"] == ["serve", "--model", "hf://org/name", "--revision", "v1", "--credential", "hub"]
+    assert {"name": "source-0", "mountPath": "/claims/loras", "readOnly": True} in sidecar["volumeMounts"]
+    assert "adapters" not in {volume["name"] for volume in spec["volumes"]}
+
+
+def test_adapters_need_the_sidecars_image_and_are_part_of_the_revision_but_for_who_may_attach_them():
+    claim = {"model": {"uri": "pvc://models"}}
+    with pytest.raises(SpecProblem, match=r"no images\.fetch, which adapters need"):
+        daemon_config(inputs(images=("img:1", ""), adapters={}, **claim))
+    none, some, more = (inputs(**claim, **given).revision for given in ({}, {"adapters": {}}, {"adapters": {"maxLoaded": 9}}))
+    assert len({none, some, more}) == 3
+    selector = {"namespaces": "Selector", "selector": {"matchLabels": {"a": "b"}}}
+    assert inputs(**claim, adapters={"allowFrom": selector}).revision == some
+
+
+def test_a_sidecar_for_adapters_makes_no_trial_incomplete():
+    made = inputs(model={"uri": "pvc://models"}, adapters={})
+    data = {"podTemplate": pod_template(made), "profile": {"images": {"fetch": "fetch:1"}}}
+    trial = trial_pod(Owner("ns", "tiny", "u"), "tiny-1", data, "pvc://models", "")
+    assert ANNOTATION_ONLY_RUNS not in trial["metadata"]["annotations"]
+    assert [one["args"] for one in trial["spec"]["initContainers"]] == [["inspect", "pvc://models"]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pagoda_operator
 import pytest
-from pagoda_contracts.conditions import health, quota, service
+from pagoda_contracts.conditions import adapter, health, quota, service
 from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import DEGRADED, RECONCILING, STALLED, Reason
 
@@ -52,7 +52,7 @@ def test_no_source_of_the_operator_types_a_reason_or_makes_one():
 
 def test_each_reason_is_used_by_the_operator():
     taken = {name for path in sources() for name in used(path.read_text())}
-    constants = {name for module in (service, health, quota) for name, value in vars(module).items() if isinstance(value, Reason)}
+    constants = {name for module in (service, health, quota, adapter) for name, value in vars(module).items() if isinstance(value, Reason)}
     assert constants - taken == set()
 
 

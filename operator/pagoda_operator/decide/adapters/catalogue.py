@@ -1,0 +1,128 @@
+"""Which LoraAdapters a service's replicas should have, and why the others are refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from pagoda_contracts.conditions import adapter as reasons
+from pagoda_contracts.conditions.types import Reason
+from pagoda_contracts.resources.adapter import LoraAdapterSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+
+from pagoda_operator.api.adapters import Adapter, Entry
+from pagoda_operator.api.state import Key
+from pagoda_operator.decide.render import fetch
+
+# As many as the service's status may name.
+_MOST_NAMES: Final = 1024
+
+Owner = Callable[[str], Key | None]
+
+
+class Refusal(NamedTuple):
+    """Why an adapter is in no catalogue."""
+
+    reason: Reason
+    message: str
+
+
+class Catalogue(NamedTuple):
+    """Adapters that the service's replicas should have, in the order of their age; the others with the reason."""
+
+    accepted: tuple[Adapter, ...] = ()
+    refused: tuple[tuple[Adapter, Refusal], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients may put into `model`."""
+        return tuple(adapter.served_name for adapter in self.accepted)
+
+
+class Host(NamedTuple):
+    """The service: its key, its spec (None if it cannot be read), the names that it is served by, and who owns a name."""
+
+    key: Key
+    spec: InferenceServiceSpec | None
+    served_names: tuple[str, ...]
+    owner: Owner
+
+
+def catalogue(host: Host | None, adapters: Iterable[Adapter]) -> Catalogue:
+    """`host` is None if there is no such service. The oldest adapters come first: a younger one never takes a name or a place."""
+    accepted: list[Adapter] = []
+    refused: list[tuple[Adapter, Refusal]] = []
+    for adapter in sorted((one for one in adapters if not one.deleting), key=lambda one: one.rank):
+        why = _refusal(host, adapter, accepted)
+        if why is None:
+            accepted.append(adapter)
+        else:
+            refused.append((adapter, why))
+    return Catalogue(tuple(accepted), tuple(refused))
+
+
+def _refusal(host: Host | None, adapter: Adapter, older: Sequence[Adapter]) -> Refusal | None:
+    """The first thing that is wrong with it."""
+    if adapter.spec is None:
+        return Refusal(reasons.INVALID, adapter.invalid)
+    if fields := _not_built(adapter, adapter.spec):
+        return Refusal(reasons.NOT_IMPLEMENTED, f"not acted on yet: {', '.join(fields)}")
+    if host is None:
+        return Refusal(reasons.NO_SERVICE, f"there is no InferenceService {adapter.service.name} in {adapter.service.namespace}")
+    if host.spec is None or host.spec.adapters is None:
+        return Refusal(reasons.NOT_ENABLED, f"InferenceService {host.key.name} has no spec.adapters")
+    wrong, taken = _source(adapter.spec, host.spec), _taken(host, adapter, older)
+    crowded = _crowded(older, host.spec.adapters.max_loaded)
+    found = ((reasons.INVALID, wrong), (reasons.NAME_TAKEN, taken), (reasons.TOO_MANY, crowded))
+    return next((Refusal(reason, message) for reason, message in found if message), None)
+
+
+def _crowded(older: Sequence[Adapter], most: int) -> str:
+    """Of those with other placements it depends on the replicas whether there is a place (places.py)."""
+    if len(older) >= _MOST_NAMES:
+        return f"the service has {_MOST_NAMES} older adapters"
+    everywhere = sum(other.copies is None for other in older)
+    return f"{most} older adapters have all places of spec.adapters.maxLoaded" if everywhere >= most else ""
+
+
+def _not_built(adapter: Adapter, spec: LoraAdapterSpec) -> tuple[str, ...]:
+    mode, elsewhere = spec.placement.mode, adapter.service.namespace != adapter.meta.namespace
+    found = (
+        "placement.mode OnDemand (use Eager or Replicas)" if mode == "OnDemand" else "",
+        "serviceRef.namespace (the service must be in the adapter's namespace)" if elsewhere else "",
+    )
+    return tuple(filter(None, found))
+
+
+def _source(spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
+    uri, credential = spec.source.uri, spec.source.credential
+    if not uri.startswith(fetch.SCHEMES):
+        return f"source.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(fetch.SCHEMES)}"
+    claims = fetch.adapter_claims(service)
+    if uri.startswith(fetch.CLAIM_SCHEME) and fetch.claim(uri) not in claims:
+        known = ", ".join(claims) or "none"
+        return (
+            f"claim {fetch.claim(uri)!r} is not mounted into the replicas; name it in the service's spec.adapters.claims (mounted: {known})"
+        )
+    if credential is not None and credential not in (one.name for one in service.credentials):
+        return f"source.credential {credential!r} is not a name in the service's spec.credentials"
+    return ""
+
+
+def _taken(host: Host, adapter: Adapter, older: Sequence[Adapter]) -> str:
+    name = adapter.served_name
+    if name in host.served_names:
+        return f"{name!r} is the name of the service's model"
+    for other in older:
+        if other.served_name == name:
+            return f"{name!r} is the name of LoraAdapter {other.meta.name}, which is older"
+    owner = host.owner(name)
+    return f"{name!r} is a name of service {owner.namespace}/{owner.name}" if owner is not None and owner != host.key else ""
+
+
+def entry_of(adapter: Adapter) -> Entry:
+    """As an accepted adapter is sent to replicas."""
+    if adapter.spec is None:
+        raise ValueError(f"{adapter.meta.name} was refused: its spec cannot be read")
+    source = adapter.spec.source
+    return Entry(adapter.served_name, source.uri, adapter.digest, source.credential or "", adapter.spec.pinned)

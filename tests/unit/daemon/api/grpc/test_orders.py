@@ -1,0 +1,203 @@
+"""SetAdapters: a replica gets the adapters that the operator wants, by its fetch sidecar, and tells how far each one is."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+from unittest.mock import patch
+
+import grpc
+import httpx
+import pytest
+from pagoda_contracts.launch import AdaptersConfig
+from pagoda_contracts.names import GRPC_SET_ADAPTERS, GRPC_WATCH_STATE, ROLE_OPERATOR
+from pagoda_contracts.pb.daemon_pb2 import (
+    ADAPTER_PHASE_FAILED,
+    ADAPTER_PHASE_LOADED,
+    Adapter,
+    SetAdaptersRequest,
+    SetAdaptersResponse,
+    State,
+    WatchStateRequest,
+)
+from pagoda_daemon.api.access.caller import ROLE_ANYBODY
+from pagoda_daemon.api.access.roles import METHODS
+from pagoda_daemon.api.grpc import orders
+from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
+from pagoda_daemon.simulated.replicas.text import VOCAB
+from support.engine.adapter_files import write_adapter
+from support.servers.adapter_sidecar import adapter_sidecar
+from support.servers.local_front import NAME, local_config, local_front
+
+PROMPT = list(range(5, 45))
+NOT_SHA = "sha256:1"
+
+
+class Replica:
+    """A front, its sidecar's claims and what an operator and a client ask of it."""
+
+    def __init__(self, front, channel, http, claims):
+        self.front, self.channel, self.http, self.claims = front, channel, http, claims
+
+    async def set(self, *adapters, generation=1, epoch=1, pod_uid=""):
+        call = self.channel.unary_unary(
+            GRPC_SET_ADAPTERS,
+            request_serializer=SetAdaptersRequest.SerializeToString,
+            response_deserializer=SetAdaptersResponse.FromString,
+        )
+        return await call(SetAdaptersRequest(adapters=adapters, generation=generation, epoch=epoch, pod_uid=pod_uid), timeout=300)
+
+    async def refused(self, *adapters, **order):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await self.set(*adapters, **order)
+        return error.value.code()
+
+    async def settled(self, *adapters, phase=ADAPTER_PHASE_LOADED, **order):
+        """The states once every entry is in this phase; the same order is given again and again, as an operator does."""
+        async with asyncio.timeout(300):
+            while True:
+                states = (await self.set(*adapters, **order)).adapters
+                if all(one.phase == phase for one in states):
+                    return states
+                await asyncio.sleep(0.01)
+
+    async def tokens(self, model, count=12):
+        body = {"model": model, "prompt": PROMPT, "max_tokens": count, "ignore_eos": True, "return_token_ids": True}
+        return tuple((await self.http.post("/v1/completions", json=body)).json()["choices"][0]["token_ids"])
+
+    def expected(self, folder, count=12):
+        return expected_tokens(PROMPT, count, VOCAB, read_digest(self.claims / "loras" / folder, None).digest)
+
+
+@pytest.fixture
+def claims(tmp_path):
+    for name in ("one", "two", "three"):
+        write_adapter(tmp_path / "claims" / "loras" / name, name.encode())
+    return tmp_path / "claims"
+
+
+@asynccontextmanager
+async def replica(tmp_path, claims, max_loaded=3, **changes):
+    roles = {GRPC_SET_ADAPTERS: frozenset((ROLE_ANYBODY, ROLE_OPERATOR))}
+    async with adapter_sidecar(claims, tmp_path / "store") as port:
+        config = local_config(tmp_path, adapters=AdaptersConfig(max_loaded=max_loaded, fetch_port=port), **changes)
+        with patch.dict(METHODS, roles), patch.object(orders, "_FIRST_DELAY_S", 0.01):
+            async with local_front(config, tmp_path / "text") as front, front.channel() as channel, client(front) as http:
+                yield Replica(front, channel, http, claims)
+
+
+def client(front):
+    return httpx.AsyncClient(base_url=f"http://{front.http}", timeout=300)
+
+
+def adapter(name, folder, **fields):
+    return Adapter(name=name, uri=f"pvc://loras/{folder}", **fields)
+
+
+async def test_a_catalogue_is_fetched_and_loaded_and_each_name_answers_with_its_adapter(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        first, second = await here.settled(adapter("a", "one"), adapter("b", "two"))
+        assert (first.name, first.digest.partition(":")[0]) == ("a", "sha256")
+        assert await here.tokens("a") == here.expected("one")
+        assert await here.tokens("b") == here.expected("two")
+        assert (tmp_path / "store" / second.digest.replace(":", "-") / "adapter_config.json").is_file()
+        cards = (await here.http.get("/v1/models")).json()["data"][1:]
+        assert sorted((card["id"], card["parent"], card["root"]) for card in cards) == [
+            ("a", NAME, first.digest),
+            ("b", NAME, second.digest),
+        ]
+
+
+async def test_what_is_not_in_the_catalogue_any_more_is_unloaded(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        await here.settled(adapter("a", "one"), adapter("b", "two"))
+        await here.settled(adapter("b", "two"), generation=2)
+        assert [card["id"] for card in (await here.http.get("/v1/models")).json()["data"]] == [NAME, "b"]
+
+
+async def test_a_name_flips_to_its_new_content_and_a_running_request_keeps_the_old_one(tmp_path, claims):
+    async with replica(tmp_path, claims, step_ms=2) as here:
+        await here.settled(adapter("a", "one"))
+        slow = asyncio.create_task(here.tokens("a", 300))
+        await here.front.until(lambda: here.front.front.replica.stats.running)
+        (after,) = await here.settled(adapter("a", "two"), generation=2)
+        assert await here.tokens("a") == here.expected("two")
+        assert not slow.done()
+        assert await slow == here.expected("one", 300)
+        # The operator names the digest that was found: the same content, so nothing is fetched again.
+        shutil.rmtree(claims / "loras")
+        (same,) = (await here.set(adapter("a", "two", digest=after.digest), generation=3)).adapters
+        assert (same.phase, same.digest) == (ADAPTER_PHASE_LOADED, after.digest)
+
+
+async def test_what_cannot_be_brought_says_why_and_comes_once_it_can(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        wanted = (adapter("a", "none"), adapter("b", "two", digest="sha256:" + "0" * 64), Adapter(name="c", uri="pvc://other/x"))
+        absent, other, unmounted = await here.settled(*wanted, phase=ADAPTER_PHASE_FAILED)
+        assert "no such folder" in absent.reason
+        assert "asked for is sha256:000" in other.reason
+        assert "that claim is not mounted here" in unmounted.reason
+        write_adapter(claims / "loras" / "none", b"now")
+        async with asyncio.timeout(300):
+            while (await here.set(*wanted)).adapters[0].phase != ADAPTER_PHASE_LOADED:
+                await asyncio.sleep(0.01)
+        assert await here.tokens("a") == here.expected("none")
+
+
+async def test_an_update_that_fails_leaves_the_old_content_in_service(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        await here.settled(adapter("a", "one"))
+        await here.settled(adapter("a", "none"), generation=2, phase=ADAPTER_PHASE_FAILED)
+        assert await here.tokens("a") == here.expected("one")
+
+
+async def test_frames_tell_what_is_loaded_what_failed_and_of_which_generation(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        (loaded, _failed) = (adapter("a", "one"), adapter("b", "none"))
+        await here.settled(loaded, generation=6)
+        await here.set(loaded, adapter("b", "none"), generation=7)
+        watch = here.channel.unary_stream(
+            GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
+        )(WatchStateRequest(watcher="test"), timeout=300)
+        async for frame in watch:
+            if {one.name: one.phase for one in frame.adapters} == {"a": ADAPTER_PHASE_LOADED, "b": ADAPTER_PHASE_FAILED}:
+                break
+        assert frame.adapters_generation == 7
+
+
+async def test_an_older_leader_and_an_older_catalogue_are_refused_and_a_new_leader_begins_anew(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        await here.set(generation=50, epoch=3)
+        assert await here.refused(generation=60, epoch=2) == grpc.StatusCode.FAILED_PRECONDITION
+        assert await here.refused(generation=49, epoch=3) == grpc.StatusCode.ABORTED
+        await here.set(generation=50, epoch=3)
+        await here.set(generation=1, epoch=4)
+        assert here.front.front.replica.drain.epoch == 4
+
+
+async def test_a_catalogue_that_cannot_be_meant_is_refused_whole(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        here.front.front._orders._uid = "mine"
+        for wrong in (
+            (adapter(NAME, "one"),),
+            (adapter("a", "one"), adapter("a", "two")),
+            (Adapter(name="a"),),
+            (adapter("a", "one", digest=NOT_SHA),),
+        ):
+            assert await here.refused(*wrong) == grpc.StatusCode.INVALID_ARGUMENT
+        assert await here.refused(pod_uid="another") == grpc.StatusCode.NOT_FOUND
+        assert here.front.front._orders.generation == 0
+
+
+async def test_with_a_sidecar_no_client_loads_or_unloads(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        assert (await here.http.post("/v1/load_lora_adapter", json={})).status_code == 404
+        assert not {path for path in (await here.http.get("/openapi.json")).json()["paths"] if "lora" in path}
+
+
+async def test_a_sidecar_that_is_gone_is_named_and_asked_again(tmp_path, claims):
+    async with replica(tmp_path, claims) as here:
+        here.front.front._orders._fetch._address = "127.0.0.1:1"
+        (silent,) = await here.settled(adapter("a", "one"), phase=ADAPTER_PHASE_FAILED)
+        assert silent.reason == "the fetch sidecar did not answer: UNAVAILABLE"
