@@ -33,7 +33,7 @@ from pagoda_operator.api.state import (
     Observed,
     Resource,
 )
-from pagoda_operator.decide.render import children, pod
+from pagoda_operator.decide.render import children, devices, pod
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, model_of
 from pagoda_operator.decide.render.inspection import map_name
@@ -127,7 +127,7 @@ def render(observed: Observed, owner: Owner, current: Revision, where: Where) ->
     inputs = pod.Inputs(key, current, observed.spec, where.entry, observed.profile, labels, observed.callers, where.resolved)
     profile = observed.profile.wire()
     rendered = {"profile": profile, "daemonConfig": pod.daemon_config(inputs), "podTemplate": pod.pod_template(inputs)}
-    return rendered | ({CLAIM: pod.claim_spec(where.entry.dra, where.resolved)} if where.entry.dra else {})
+    return rendered | ({CLAIM: devices.claim_spec(where.entry.dra, where.resolved)} if where.entry.dra else {})
 
 
 def _config_text(observed: Observed, current: Revision, config: Manifest) -> str:
