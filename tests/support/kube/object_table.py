@@ -37,6 +37,7 @@ FULL: dict[str, Body] = {
             {"dra": {"deviceClassName": "mig.nvidia.com", "selectors": ["device.driver == 'gpu.nvidia.com'"], "count": 1}},
             CPU,
         ],
+        "resources": {"cpu": "4", "memory": "16Gi", "ephemeralStorage": "40Gi"},
         "engine": {
             "maxModelLen": 8192,
             "maxConcurrency": 32,

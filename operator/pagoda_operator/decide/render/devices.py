@@ -7,14 +7,18 @@ import copy
 from itertools import product
 from typing import Any, Final
 
-from pagoda_contracts.names import DEVICE_CLASS_GPU
-from pagoda_contracts.resources.placement import Accelerator, DraAccelerator
+from pagoda_contracts.names import COMPONENT_REPLICA, DEVICE_CLASS_GPU, LABEL_COMPONENT, LABEL_SERVICE_UID
+from pagoda_contracts.resources.placement import Accelerator, DraAccelerator, ResourcesSpec
+from pagoda_sizing.host import beside_devices
 from pagoda_sizing.platforms import platforms
 
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.inventory.values import alternatives
 
 _CLAIM: Final = "devices"
+_HOST: Final = ("cpu", "memory", "ephemeral-storage")
+_HOSTNAME: Final = "kubernetes.io/hostname"
+_ZONE: Final = "topology.kubernetes.io/zone"
 
 
 def resources(accelerator: Accelerator, resolved: Resolved) -> dict[str, Any]:
@@ -26,6 +30,37 @@ def resources(accelerator: Accelerator, resolved: Resolved) -> dict[str, Any]:
         return {"claims": [{"name": _CLAIM}]}
     asked = {resolved.resource: str(ranks(accelerator))}
     return {"requests": asked, "limits": asked}
+
+
+def requested(accelerator: Accelerator, resolved: Resolved, fetched: int) -> dict[str, Any]:
+    """What a replica on devices requests of its node besides them, so that the kubelet does not evict it first. `fetched`: bytes of the
+    model if they lie on the pod's scratch disk. Nothing on CPU, where the entry says it."""
+    if accelerator.cpu is not None:
+        return {}
+    host = beside_devices(ranks(accelerator), sliced=bool(resolved.profile), fetched=fetched)
+    sizes = {"memory": host.memory, "ephemeral-storage": host.disk}
+    return {"cpu": f"{host.millicores}m"} | {name: f"{-(-size // (1 << 20))}Mi" for name, size in sizes.items()}
+
+
+def chosen(wished: ResourcesSpec) -> dict[str, Any]:
+    """What the service says of it."""
+    return {name: value for name, value in zip(_HOST, (wished.cpu, wished.memory, wished.ephemeral_storage), strict=True) if value}
+
+
+def spread(own: dict[str, str], accelerator: Accelerator) -> dict[str, Any]:
+    """Replicas of a service keep apart if they can. One with a single GPU goes where other services' replicas are, so that whole nodes
+    stay free for those that need several GPUs. `own`: labels that only the service's replicas have."""
+    apart = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": own}}
+    found: dict[str, Any] = {"topologySpreadConstraints": [{**apart, "topologyKey": key} for key in (_HOSTNAME, _ZONE)]}
+    if accelerator.gpu is None or accelerator.gpu.count > 1:
+        return found
+    others = [
+        {"key": LABEL_COMPONENT, "operator": "In", "values": [COMPONENT_REPLICA]},
+        {"key": LABEL_SERVICE_UID, "operator": "NotIn", "values": [own[LABEL_SERVICE_UID]]},
+    ]
+    term = {"topologyKey": _HOSTNAME, "labelSelector": {"matchExpressions": others}, "namespaceSelector": {}}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": term}]}
+    return found | {"affinity": {"podAffinity": preferred}}
 
 
 def ranks(accelerator: Accelerator) -> int:

@@ -24,6 +24,8 @@ from pagoda_contracts.names import (
     GROUP,
     JWKS_CONFIG_MAP,
     JWKS_DIR,
+    LABEL_SERVICE,
+    LABEL_SERVICE_UID,
     MODEL_MOUNT,
     PATH_LIVE,
     PATH_READY,
@@ -65,6 +67,8 @@ class Inputs(NamedTuple):
     labels: dict[str, str]
     callers: Callers | None = None
     resolved: Resolved = Resolved()
+    weights: int = 0
+    """Bytes of the model's weights; 0 if unknown."""
 
 
 def daemon_config(inputs: Inputs) -> dict[str, Any]:
@@ -89,10 +93,10 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
 
 def pod_template(inputs: Inputs) -> dict[str, Any]:
     """The pod template; SpecProblem names the path that may not be set."""
-    base, overlay = inputs.profile.pod_template or {}, inputs.spec.pod_template or {}
+    base, overlay = merge(inputs.profile.pod_template or {}, _wished(inputs)), inputs.spec.pod_template or {}
     _check_overlay(overlay, inputs)
     result: dict[str, Any] = {}
-    for layer in (_defaults(inputs.spec), _profile(inputs.profile), base, overlay, _fixed(inputs), _token_keys(inputs)):
+    for layer in (_defaults(inputs), _profile(inputs.profile), base, overlay, _fixed(inputs), _token_keys(inputs)):
         result = merge(result, layer)
     _check_kept(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
@@ -148,15 +152,27 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
     )
 
 
-def _defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """What a profile may change: identity and confinement of the process, scratch space."""
+def _wished(inputs: Inputs) -> dict[str, Any]:
+    """What the service says in spec.resources."""
+    requests = devices.chosen(inputs.spec.resources) if inputs.accelerator.cpu is None else {}
+    return {"spec": {"containers": [{"name": CONTAINER_DAEMON, "resources": {"requests": requests}}]}} if requests else {}
+
+
+def _defaults(inputs: Inputs) -> dict[str, Any]:
+    """What a profile may change: identity and confinement of the process, scratch space, requests, where replicas go."""
+    spec = inputs.spec
+    own_labels = {name: inputs.labels[name] for name in (LABEL_SERVICE, LABEL_SERVICE_UID)}
+    scratch = inputs.weights if fetch.fetched(spec) and spec.model.cache is None else 0
+    requests = devices.requested(inputs.accelerator, inputs.resolved, scratch)
+    daemon = {"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}
     own: dict[str, Any] = {
         "spec": {
+            **devices.spread(own_labels, inputs.accelerator),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": fetch.restricted_pod(),
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
-            "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
+            "containers": [daemon | ({"resources": {"requests": requests}} if requests else {})],
         }
     }
     merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.fetched(spec) else own
