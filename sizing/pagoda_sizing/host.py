@@ -1,4 +1,4 @@
-"""The least memory in which a daemon starts on CPU. Called by the operator's placement.
+"""What a daemon takes of its host: the least memory in which it starts on CPU, and what it takes beside devices. Called by the operator.
 
 The daemon's own inequality (`runner/kv_size.py`), as far as a shape tells its terms: never more than what the daemon asks for, so
 that nothing is refused beforehand that would start. The width of an MLP is not known here, nor what its processes take.
@@ -17,6 +17,11 @@ LEAST_CONTEXT: Final = 2048
 """The least context of a daemon for which none is set."""
 KV_SHARE: Final = 0.8
 """Of what is left beside weights and a step, if the cache has no configured size."""
+_DEVICE_MILLICORES: Final = 1000
+_DEVICE_MEMORY: Final = 4 << 30
+_SLICE_MILLICORES: Final = 500
+_SLICE_MEMORY: Final = 2 << 30
+_SCRATCH: Final = 1 << 30  # /tmp, logs, compiled kernels
 _STEP_FLOOR: Final = 32 << 20
 _SAMPLER_BYTES: Final = 96  # per logit of a row
 _SCORED_BYTES: Final = 24  # per logit of a slice
@@ -40,6 +45,26 @@ class Launch:
     def context_of(self, model: Model) -> int:
         """Tokens of the one request that must fit."""
         return self.context or (1 if self.cache_bytes is not None else min(model.max_context, LEAST_CONTEXT))
+
+
+@dataclass(frozen=True)
+class Host:
+    """Millicores, and bytes of memory and of scratch disk."""
+
+    millicores: int
+    memory: int
+    disk: int
+
+
+def beside_devices(devices: int, *, sliced: bool, fetched: int) -> Host:
+    """What a replica on devices takes of its node. `sliced`: on a part of a GPU; `fetched`: bytes of the model if they lie on scratch disk.
+
+    One process per device runs the engine, which keeps a core busy, and holds PyTorch, CUDA's libraries and its context. Small, because
+    the smallest machines with a GPU have 4 cores and 15 GiB, and an A100 machine with 12 cores has 7 slices.
+    """
+    positive("devices", devices)
+    millicores, memory = (_SLICE_MILLICORES, _SLICE_MEMORY) if sliced else (_DEVICE_MILLICORES, _DEVICE_MEMORY)
+    return Host(devices * millicores, devices * memory, _SCRATCH + fetched)
 
 
 def least_memory(model: Model, launch: Launch) -> int:

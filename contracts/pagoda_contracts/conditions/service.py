@@ -33,6 +33,12 @@ WAITING_FOR_CAPACITY: Final = Reason(
     "Devices that fit exist, and all of them are in use. The pods are made and stay Pending, so that a cluster autoscaler sees them.",
     "Wait, free devices, add nodes, or add a second entry with fallbackAfter to spec.accelerators.",
 )
+WAITING_FOR_NODES: Final = Reason(
+    "WaitingForNodes",
+    RECONCILING,
+    "No node offers the devices that the entry asks for. The pods are made and stay Pending, so that an autoscaler adds a node.",
+    "Wait. If no autoscaler adds such nodes, add them, or change spec.accelerators. The message has what the pods ask for.",
+)
 CREATING_PODS: Final = Reason(
     "CreatingPods",
     RECONCILING,
@@ -159,6 +165,13 @@ NO_ACCELERATOR: Final = Reason(
     STALLED,
     "No entry of spec.accelerators can ever run on the nodes that exist or existed within a month.",
     "Read why for each entry in status.placement.rejected, then change spec.accelerators or add such nodes.",
+    person_only=True,
+)
+NO_NODES_CAME: Final = Reason(
+    "NoNodesCame",
+    STALLED,
+    "No node with the devices that the entry asks for came within the profile's nodeDeadline. The pods are still Pending.",
+    "Look at the autoscaler's events and limits, and at the provider's quota. If a node comes, the service goes on by itself.",
     person_only=True,
 )
 QUOTA_EXCEEDED: Final = Reason(

@@ -1,4 +1,5 @@
-"""What a replica may run on: the entries of `accelerators[]`, each with exactly one kind. Used by InferenceService."""
+"""What a replica may run on: the entries of `accelerators[]`, each with exactly one kind, and what it requests besides. Used by
+InferenceService."""
 
 from __future__ import annotations
 
@@ -85,3 +86,13 @@ class Accelerator(Model):
     def kinds(self) -> tuple[str, ...]:
         """The kinds that are set; one of them once validated."""
         return tuple(kind for kind in KINDS if getattr(self, kind) is not None)
+
+
+class ResourcesSpec(Model):
+    """What a replica on devices requests of its node besides them. What is absent is computed from the devices and the model's size."""
+
+    cpu: Quantity | None = Field(default=None, description="Cores, such as 2 or 500m; 1 per GPU if absent, 500m on a slice.")
+    memory: Quantity | None = Field(default=None, description="Memory, such as 8Gi; 4Gi per GPU if absent, 2Gi on a slice.")
+    ephemeral_storage: Quantity | None = Field(
+        default=None, description="Scratch disk, such as 40Gi; if absent, 1Gi and the model's size if it is fetched into the pod."
+    )

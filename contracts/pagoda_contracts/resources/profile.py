@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -21,9 +21,12 @@ from pagoda_contracts.resources.meta import (
     Rule,
     Subdomain,
 )
-from pagoda_contracts.units import Quantity
+from pagoda_contracts.resources.placement import Product
+from pagoda_contracts.units import Duration, Quantity
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9./:@_-]*$")]
+# As long as a cloud may take for a rare machine, and longer than any that only starts.
+NODE_DEADLINE: Final = "1h"
 AllowedPath = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[A-Za-z][A-Za-z0-9.\[\]_/-]*$")]
 
 
@@ -112,6 +115,16 @@ class Egress(Model):
     )
 
 
+class DeviceHint(Model):
+    """What GPUs the nodes with some labels have."""
+
+    node_labels: Labels = Field(description="Labels that these nodes have, such as `example.com/gpu: a16`.", min_length=1)
+    product: Product = Field(description="The GPU, as in `gpu.product` of a service.")
+    memory: Quantity | None = Field(
+        default=None, description="Memory of one GPU, such as 16G. If absent, the catalogue's, which knows common products."
+    )
+
+
 class ServingProfileSpec(Model):
     """The template of the replicas' pods."""
 
@@ -135,6 +148,15 @@ class ServingProfileSpec(Model):
         description="Pod template (metadata, spec) of every replica, for settings that have no field of their own. It is "
         "laid over the fields above.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    devices: Annotated[tuple[DeviceHint, ...], Field(max_length=32)] = Field(
+        default=(),
+        description="GPUs of nodes that no label describes: neither GPU Feature Discovery's nor one of a known provider. Nodes that a pool "
+        "may add are expected to have them too. The first entry whose labels a node has counts.",
+    )
+    node_deadline: Duration = Field(
+        default=NODE_DEADLINE,
+        description="How long a service waits for devices that no node offers yet, before its condition says that a person must look.",
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
         default=(),

@@ -24,7 +24,7 @@ from pagoda_contracts.resources.meta import (
     ServedName,
     Subdomain,
 )
-from pagoda_contracts.resources.placement import Accelerator
+from pagoda_contracts.resources.placement import Accelerator, ResourcesSpec
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.status import InferenceServiceStatus, PlacementStatus, RejectedAccelerator, RevisionStatus
 from pagoda_contracts.resources.traffic import DrainSpec, HealthSpec, RolloutSpec, RoutingSpec, SloSpec
@@ -214,6 +214,7 @@ class InferenceServiceSpec(Model):
         description="Ordered alternatives to run on."
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
+    resources: ResourcesSpec = Field(default=ResourcesSpec(), description="What a replica on devices requests besides them.")
     adapters: AdaptersSpec | None = Field(default=None, description="LoRA adapters beside the model; none if absent.")
     scaling: ScalingSpec | None = Field(
         default=None, description="How the number of replicas is decided. If absent, spec.replicas is the number."

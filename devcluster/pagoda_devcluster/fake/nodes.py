@@ -68,7 +68,8 @@ def node_object(node: FakeNode) -> Object:
         CLASS_LABEL: node.played.name,
     }
     metadata = {"name": node.name, "labels": labels | labels_of(node.played)}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+    taints = [taint.model_dump() for taint in node.played.taints]
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata} | ({"spec": {"taints": taints}} if taints else {})
 
 
 def node_status(node: FakeNode, found: Object, version: str, now: datetime) -> Object:

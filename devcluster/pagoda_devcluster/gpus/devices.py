@@ -64,4 +64,5 @@ def resources_of(node: NodeClass, node_name: str) -> dict[str, list[Device]]:
 
 def allocatable(node: NodeClass, node_name: str) -> dict[str, str]:
     """For the status of a node that no kubelet reports for."""
-    return {resource: str(len(devices)) for resource, devices in resources_of(node, node_name).items()}
+    others = {resource: str(count) for resource, count in node.resources.items()}
+    return others | {resource: str(len(devices)) for resource, devices in resources_of(node, node_name).items()}

@@ -10,8 +10,8 @@ NVIDIA = "nvidia.com/"
 
 
 def labels_of(node: NodeClass) -> dict[str, str]:
-    """Every value a string; classes without GPUs have their own labels only."""
-    if node.gpu is None:
+    """Every value a string; classes without GPUs, or without discovery of them, have their own labels only."""
+    if node.gpu is None or not node.discovery:
         return dict(node.labels)
     named = gpu_labels(node, node.gpu) | version_labels(node.gpu) | mig_labels(node, node.gpu)
     return {NVIDIA + key: value for key, value in named.items()} | node.labels

@@ -73,16 +73,28 @@ class Group(_Frozen):
         return self.mig or {}
 
 
+class Taint(_Frozen):
+    """As in a node's spec."""
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
 class NodeClass(_Frozen):
-    """Nodes that are alike."""
+    """Nodes that are alike. `weight` 0: a pool without nodes. `discovery`: GPU Feature Discovery and mig-manager label them. `resources`:
+    devices of other vendors, which have a count and nothing else."""
 
     name: Name
-    weight: int = Field(1, ge=1)
+    weight: int = Field(1, ge=0)
     cpu: int = Field(32, ge=1)
     memory_gib: int = Field(128, ge=1)
     pods: int = Field(110, ge=1, le=250)
     machine: LabelValue = "pagoda-devcluster"
     labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    discovery: bool = True
+    resources: dict[str, int] = {}
     gpu: Product | None = None
     gpus: tuple[Group, ...] = ()
     mig_strategy: Strategy = "none"
@@ -116,6 +128,8 @@ class Layout(_Frozen):
             raise ValueError(f"class names repeat: {', '.join(names)}")
         if self.kubelet and self.kubelet not in names:
             raise ValueError(f"kubelet must be one of the classes {', '.join(names)}, got {self.kubelet!r}")
+        if not any(one.weight for one in self.classes):
+            raise ValueError("at least one class needs a weight above 0")
         low, high = self.ready_seconds
         if not 0 <= low <= high:
             raise ValueError(f"ready_seconds must be [least, most], got [{low}, {high}]")

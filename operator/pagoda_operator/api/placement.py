@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.placement import Accelerator
@@ -64,13 +64,15 @@ class Undecided(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The entry in use, None if none can be used, and the entries before it with reasons. `again_at`: when a wait ends without an event."""
+    """The entry in use, None if none can be used, and the entries before it with reasons. `again_at`: when a wait ends without an event.
+    `nodes`: of an entry that no node offers yet, whether its nodes may still come, or should have."""
 
     entry: Accelerator | None
     status: PlacementStatus
     resolved: Resolved = Resolved()
     undecided: Undecided | None = None
     again_at: float | None = None
+    nodes: Literal["", "Expected", "Missing"] = ""
 
     @property
     def why_none(self) -> str:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from pagoda_contracts.conditions.service import INVALID_PROFILE, PROFILE_NOT_FOUND, REVISION_LOST
 from pagoda_contracts.names import ANNOTATION_RENDERED, CONTAINER_FETCH, DAEMON_CONFIG_KEY
 from pagoda_contracts.resources.profile import Egress
-from pagoda_contracts.resources.service import Accelerator
+from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.placement import Resolved
@@ -33,10 +33,10 @@ from pagoda_operator.api.state import (
     Observed,
     Resource,
 )
-from pagoda_operator.decide.render import children, pod
+from pagoda_operator.decide.render import children, devices, pod
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, model_of
-from pagoda_operator.decide.render.inspection import map_name
+from pagoda_operator.decide.render.inspection import inspect, map_name
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of
@@ -122,12 +122,17 @@ def render(observed: Observed, owner: Owner, current: Revision, where: Where) ->
         if observed.invalid_profile:
             raise SpecProblem(INVALID_PROFILE, f"ServingProfile {name!r}: {observed.invalid_profile}")
         raise SpecProblem(PROFILE_NOT_FOUND, f"ServingProfile {name!r} does not exist")
-    labels = children.replica_labels(owner, current)
+    labels, weights = children.replica_labels(owner, current), _weights(observed, observed.spec)
     key = Key(owner.namespace, owner.name)
-    inputs = pod.Inputs(key, current, observed.spec, where.entry, observed.profile, labels, observed.callers, where.resolved)
+    inputs = pod.Inputs(key, current, observed.spec, where.entry, observed.profile, labels, observed.callers, where.resolved, weights)
     profile = observed.profile.wire()
     rendered = {"profile": profile, "daemonConfig": pod.daemon_config(inputs), "podTemplate": pod.pod_template(inputs)}
-    return rendered | ({CLAIM: pod.claim_spec(where.entry.dra, where.resolved)} if where.entry.dra else {})
+    return rendered | ({CLAIM: devices.claim_spec(where.entry.dra, where.resolved)} if where.entry.dra else {})
+
+
+def _weights(observed: Observed, spec: InferenceServiceSpec) -> int:
+    shape = inspect(observed, spec).shape
+    return shape.weight_bytes("bf16") if shape is not None else 0
 
 
 def _config_text(observed: Observed, current: Revision, config: Manifest) -> str:

@@ -9,25 +9,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from pagoda_contracts.names import (
-    DAEMON_CUDA,
     DEVICE_CLASS_GPU,
     DEVICE_CLASS_MIG,
     LABEL_SERVICE,
     LABEL_SERVICE_UID,
-    MIG_INVALID,
     RESOURCE_GPU,
     RESOURCE_MIG_PREFIX,
 )
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Offer, Taint, tolerated
+from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, Node
+from pagoda_operator.inventory.offers import Offer, known_memory
 from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, devices, selects
-from pagoda_operator.inventory.values import Json, Profile, parse_profile, parse_version
+from pagoda_operator.inventory.terms import Block, Hint, Terms, blocked
+from pagoda_operator.inventory.values import Json, Profile, parse_profile
 
-_HARD: Final = ("NoSchedule", "NoExecute")
 # Each has an answer for every node: with as many selectors as services they would be most of our memory.
 _MAX_BLOCKS: Final = 32
 
@@ -115,6 +114,11 @@ class Inventory:
         found = (node for node in self.nodes if node.mig.state in states or node.stranded or node.bare or node.unhealthy)
         return tuple(sorted(found, key=lambda node: node.name))
 
+    @cached_property
+    def label_names(self) -> frozenset[str]:
+        """The names of all labels of nodes."""
+        return frozenset(name for node in self.nodes for name in node.labels)
+
     def blocks(self, terms: Terms) -> Mapping[str, Block | None]:
         """Why such pods may not use each node, None if they may. Few terms are different: a inventory has a handful of profiles."""
         key = repr((sorted(terms.selector.items()), [sorted(one.items(), key=str) for one in terms.tolerations], terms.cuda))
@@ -128,31 +132,17 @@ class Inventory:
     def _blocks(self) -> dict[str, Mapping[str, Block | None]]:
         return {}
 
+    def kinds(self, hints: tuple[Hint, ...] = ()) -> Mapping[DeviceClass, list[tuple[Node, Offer]]]:
+        """The nodes that offer each class of devices, with what a profile says of them."""
+        if hints not in self._kinds:
+            if len(self._kinds) >= _MAX_BLOCKS:
+                self._kinds.clear()
+            self._kinds[hints] = _by_kind(self.nodes, hints)
+        return self._kinds[hints]
+
     @cached_property
-    def kinds(self) -> Mapping[DeviceClass, list[tuple[Node, Offer]]]:
-        """The nodes that offer each class of devices."""
-        found: dict[DeviceClass, list[tuple[Node, Offer]]] = defaultdict(list)
-        for node in sorted(self.nodes, key=lambda node: node.name):
-            for offer in node.offers:
-                kind = DeviceClass(offer.resource, offer.product, offer.label, offer.profile, offer.memory, offer.shared)
-                found[kind].append((node, offer))
-        return found
-
-
-class Terms(NamedTuple):
-    """A pod's terms for a node: labels, tolerations, its image's CUDA version. Devices that pods of `service_uid` use are free to it."""
-
-    selector: Mapping[str, str] = {}
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    cuda: str = DAEMON_CUDA
-    service_uid: str = ""
-
-
-class Block(NamedTuple):
-    """Why pods may not use a node. `passing`: this ends without an edit of the service."""
-
-    why: str
-    passing: bool
+    def _kinds(self) -> dict[tuple[Hint, ...], Mapping[DeviceClass, list[tuple[Node, Offer]]]]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -167,7 +157,7 @@ class Room:
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Equal devices on any nodes. `label`: the product label of their nodes."""
+    """Equal devices on any nodes. `label`: the labels of their nodes (values.py, `alternatives`). `expected`: no node offered them yet."""
 
     resource: str
     product: str
@@ -175,6 +165,7 @@ class DeviceClass:
     profile: Profile | None
     memory: int | None
     shared: bool = False
+    expected: bool = False
     rooms: tuple[Room, ...] = field(default=(), compare=False)
 
     @property
@@ -188,6 +179,27 @@ class DeviceClass:
         return sum(room.total for room in self.rooms)
 
 
+def _by_kind(nodes: Iterable[Node], hints: tuple[Hint, ...]) -> Mapping[DeviceClass, list[tuple[Node, Offer]]]:
+    found: dict[DeviceClass, list[tuple[Node, Offer]]] = defaultdict(list)
+    for node in sorted(nodes, key=lambda node: node.name):
+        for offer in node.offers:
+            told = hinted(offer, node.labels, hints)
+            memory = told.memory or known_memory(told.product, told.profile)
+            found[DeviceClass(told.resource, told.product, told.label, told.profile, memory, told.shared)].append((node, offer))
+    return found
+
+
+def hinted(offer: Offer, labels: Mapping[str, str], hints: Iterable[Hint]) -> Offer:
+    """Returns the offer with what a profile says of the node's devices. What a label says comes first."""
+    if offer.product or offer.memory is not None:
+        return offer
+    hint = next((one for one in hints if all(labels.get(key) == value for key, value in one.labels)), None)
+    if hint is None:
+        return offer
+    label = ",".join(part for part in (offer.label, hint.label) if part)
+    return replace(offer, product=hint.product, label=label, memory=None if offer.profile else hint.memory)
+
+
 def classes(inventory: Inventory, terms: Terms) -> tuple[DeviceClass, ...]:
     """Returns the devices of device plugins, from small to large."""
     used, own = inventory.used, inventory.own.get(terms.service_uid, Counter())
@@ -198,7 +210,11 @@ def classes(inventory: Inventory, terms: Terms) -> tuple[DeviceClass, ...]:
         block = blocks[node.name]
         return Room(node, offer.capacity, 0 if block else max(0, offer.allocatable - used[place] + own[place]), block)
 
-    return tuple(sorted((replace(kind, rooms=tuple(room(*one) for one in found)) for kind, found in inventory.kinds.items()), key=_size))
+    return tuple(
+        sorted(
+            (replace(kind, rooms=tuple(room(*one) for one in found)) for kind, found in inventory.kinds(terms.devices).items()), key=_size
+        )
+    )
 
 
 def claimable(inventory: Inventory, terms: Terms, class_name: str, selectors: tuple[str, ...]) -> tuple[DeviceClass, ...]:
@@ -232,8 +248,8 @@ def _of_class(class_name: str, device: SliceDevice) -> bool:
 
 
 def _class_of(device: SliceDevice) -> DeviceClass:
-    product = device.text("productName")
-    return DeviceClass("", product, "", parse_profile(device.text("profile")), device.memory)
+    product, profile = device.text("productName"), parse_profile(device.text("profile"))
+    return DeviceClass("", product, "", profile, device.memory or known_memory(product, profile))
 
 
 def _sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
@@ -243,46 +259,3 @@ def _sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:
             for resource, count in pod.devices:
                 used[pod.node, resource] += count
     return used
-
-
-def blocked(node: Node, terms: Terms) -> Block | None:
-    """Returns why the service's pods may not use a node. Reasons that do not pass come first, since a person must remove their cause."""
-    lasting = next(iter(_lasting(node, terms)), "")
-    why = lasting or next(iter(_passing(node, terms)), "")
-    return Block(why, passing=not lasting) if why else None
-
-
-def _lasting(node: Node, terms: Terms) -> list[str]:
-    reasons = []
-    missing = [f"{key}={value}" for key, value in terms.selector.items() if node.labels.get(key) != value]
-    if missing:
-        reasons.append(f"lacks the label {missing[0]}, which the profile or podTemplate requires")
-    hard = (taint for taint in node.taints if taint.effect in _HARD and not taint.key.startswith(PASSING_TAINTS))
-    reasons += [f"taint {_written(taint)} is not tolerated" for taint in hard if not tolerated(taint, terms.tolerations)]
-    needed = parse_version(terms.cuda)
-    if node.cuda is not None and needed is not None and node.cuda < needed:
-        reasons.append(f"driver {node.driver} supports CUDA {node.cuda[0]}.{node.cuda[1]}, but the daemon needs {terms.cuda}")
-    if node.mig.state == MIG_FAILED:
-        reasons.append(f"MIG configuration {node.mig.config or MIG_INVALID.lstrip('-')} has failed")
-    return reasons
-
-
-def _passing(node: Node, terms: Terms) -> list[str]:
-    if node.gone:
-        return ["gone, but its node pool may scale up for pending pods"]
-    reasons = []
-    if node.unschedulable:
-        reasons.append("cordoned")
-    if not node.ready:
-        reasons.append("not ready")
-    # After the two above, which have taints of their own.
-    passing = (taint for taint in node.taints if taint.effect in _HARD and taint.key.startswith(PASSING_TAINTS))
-    reasons += [f"tainted {taint.key}, which is temporary" for taint in passing if not tolerated(taint, terms.tolerations)]
-    if node.mig.state in MIG_AT_WORK:
-        reasons.append(f"being reconfigured by mig-manager (mig.config.state is {node.mig.state})")
-    return reasons
-
-
-def _written(taint: Taint) -> str:
-    value = f"={taint.value}" if taint.value else ""
-    return f"{taint.key}{value}:{taint.effect}"

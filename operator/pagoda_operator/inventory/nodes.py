@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -16,22 +16,19 @@ from pagoda_contracts.names import (
     LABEL_CUDA,
     LABEL_DRIVER,
     LABEL_GPU_COUNT,
-    LABEL_GPU_MEMORY,
     LABEL_GPU_PRODUCT,
-    LABEL_GPU_REPLICAS,
     LABEL_MIG_CAPABLE,
     LABEL_MIG_CONFIG,
     LABEL_MIG_CONFIG_STATE,
     LABEL_MIG_STRATEGY,
     MIG_DISABLED,
     MIG_INVALID,
-    RESOURCE_GPU,
-    RESOURCE_MIG_PREFIX,
 )
 from pagoda_contracts.units import read_quantity
 
+from pagoda_operator.inventory.offers import Offer, offers, whole_number
 from pagoda_operator.inventory.slices import Published
-from pagoda_operator.inventory.values import SHARED, Json, Profile, digest, of_product, of_resource, parse_version, unix
+from pagoda_operator.inventory.values import Json, digest, parse_version, unix
 
 # mig-manager reconfigures the node: its devices will come back.
 MIG_AT_WORK: Final = ("pending", "rebooting")
@@ -85,20 +82,6 @@ def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
     if toleration.get("operator", "Equal") == "Exists":
         return not key or key == taint.key
     return bool(key == taint.key and (toleration.get("value") or "") == taint.value)
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Devices of one kind on one node. `memory` is one device's, in bytes; None without a label that has it."""
-
-    resource: str
-    product: str
-    label: str
-    profile: Profile | None
-    memory: int | None
-    capacity: int
-    allocatable: int
-    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,38 +178,16 @@ def parse_node(body: Json) -> Node | None:
         taints=tuple(Taint(t.get("key", ""), t.get("value", ""), t.get("effect", "")) for t in spec.get("taints") or ()),
         unschedulable=bool(spec.get("unschedulable")),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
-        offers=tuple(_offers(labels, status)),
+        offers=tuple(offers(labels, status)),
         mig=_mig(labels, meta.get("managedFields") or ()),
         driver=_version(labels, LABEL_DRIVER),
         cuda=parse_version(_version(labels, LABEL_CUDA)),
         millicores=int(read_quantity(allocatable.get("cpu")) * 1000),
         memory=int(read_quantity(allocatable.get("memory"))),
-        gpus=_whole_number(labels.get(LABEL_GPU_COUNT)),
+        gpus=whole_number(labels.get(LABEL_GPU_COUNT)),
         joined=unix(meta.get("creationTimestamp")) or 0.0,
         fault=device_fault(body),
     )
-
-
-def _offers(labels: Mapping[str, str], status: Json) -> Iterator[Offer]:
-    capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
-    for resource in sorted(capacity.keys() | allocatable.keys()):
-        plain = resource.removesuffix(SHARED)
-        if plain != RESOURCE_GPU and not plain.startswith(RESOURCE_MIG_PREFIX):
-            continue
-        have, healthy = int(read_quantity(capacity.get(resource))), int(read_quantity(allocatable.get(resource)))
-        if have or healthy:
-            yield _offer(labels, resource, max(have, healthy), healthy)
-
-
-def _offer(labels: Mapping[str, str], resource: str, capacity: int, allocatable: int) -> Offer:
-    label = labels.get(LABEL_GPU_PRODUCT, "")
-    sliced = of_resource(resource)
-    product, single = of_product(label.removesuffix("-SHARED"))
-    name = resource.removesuffix(SHARED)
-    memory = _whole_number(labels.get(f"{name}.memory" if sliced else LABEL_GPU_MEMORY))
-    replicas = _whole_number(labels.get(f"{name}.replicas" if sliced else LABEL_GPU_REPLICAS)) or 1
-    shared = resource.endswith(SHARED) or replicas > 1
-    return Offer(resource, product, label, sliced or single, memory << 20 if memory else None, capacity, allocatable, shared)
 
 
 def _mig(labels: Mapping[str, str], managed: Any) -> Mig:
@@ -256,10 +217,6 @@ def _version(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
             third = labels.get(f"{name}.revision") or labels.get(f"{name}.rev") or ""
             return ".".join(part for part in (*parts, third) if part)
     return ""
-
-
-def _whole_number(text: Any) -> int | None:
-    return int(str(text)) if text is not None and str(text).isdecimal() else None
 
 
 def device_fault(node: Json) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.names import RESOURCE_MIG_PREFIX
+from pagoda_contracts.names import LABEL_GPU_PRODUCT, RESOURCE_MIG_PREFIX
 
 Json = Mapping[str, Any]
 
@@ -90,3 +91,23 @@ def of_product(label: str) -> tuple[str, Profile | None]:
 def matches(word: str | None, label: str) -> bool:
     """Whether a word is the product label or whole words of it: H100, A100-SXM4 and 80GB are words of NVIDIA-A100-SXM4-80GB, 100 is not."""
     return word is None or f"-{word.lower()}-" in f"-{label.lower()}-"
+
+
+def alternatives(labels: Iterable[str]) -> list[list[dict[str, Any]]]:
+    """Returns node selector expressions for labels of nodes, each list an alternative; several values of one label are one alternative."""
+    alone: dict[str, list[str]] = defaultdict(list)
+    together = []
+    for term in map(_expressions, labels):
+        if len(term) == 1:
+            alone[term[0]["key"]] += [value for value in term[0]["values"] if value not in alone[term[0]["key"]]]
+        else:
+            together.append(term)
+    return [[{"key": key, "operator": "In", "values": values}] for key, values in alone.items()] + together
+
+
+def _expressions(label: str) -> list[dict[str, Any]]:
+    """Reads `key=value|value,key=value`, or one value of GPU Feature Discovery's product label. A label's value has none of `=|,`."""
+    if "=" not in label:
+        return [{"key": LABEL_GPU_PRODUCT, "operator": "In", "values": [label]}]
+    parts = (part.partition("=") for part in label.split(","))
+    return [{"key": key, "operator": "In", "values": values.split("|")} for key, _, values in parts]

@@ -15,9 +15,10 @@ from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
 from pagoda_operator.decide.placement.question import Question
 from pagoda_operator.decide.render.inspection import Inspection
 from pagoda_operator.inventory.fit import from_catalogue
-from pagoda_operator.inventory.inventory import Inventory, Terms, parse_occupant
+from pagoda_operator.inventory.inventory import Inventory, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
+from pagoda_operator.inventory.terms import Terms
 
 Body = dict[str, Any]
 LLAMA8, LLAMA70, TINY = "hf://meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-70B", "hf://meta-llama/Llama-3.2-1B-Instruct"

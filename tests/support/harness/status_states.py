@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -88,6 +89,19 @@ def refuse(kind: str, error: ClusterError) -> Callable[[], Harness]:
         return harness
 
     return then(make, lambda harness: harness.run() and None)
+
+
+def awaits_nodes() -> Harness:
+    harness = inspected_harness(gpu("H100"))
+    harness.settle()
+    return harness
+
+
+def no_nodes() -> Harness:
+    harness = awaits_nodes()
+    harness.later += timedelta(hours=1)
+    harness.settle()
+    return harness
 
 
 def one_run() -> Harness:
@@ -278,7 +292,9 @@ STATES: dict[str, State] = {
     "a revision that its trial refused": State(on_trial(waiting("ImagePullBackOff", "daemon:2: not found")), "RolledBack", "Failed"),
     "turned back": State(rolled_back, "RolledBack", "Failed"),
     "more than its tenant may have": State(over_quota, "QuotaExceeded", "Failed"),
-    "devices that no node has": State(spec(accelerators=[gpu("H100")]), "NoAccelerator", "Failed"),
+    "devices that nothing knows": State(spec(accelerators=[gpu("H1000")]), "NoAccelerator", "Failed"),
+    "devices that no node has yet": State(awaits_nodes, "WaitingForNodes", "InProgress"),
+    "devices that no node had for an hour": State(no_nodes, "NoNodesCame", "Failed"),
     "devices in use": State(all_in_use, "WaitingForCapacity", "InProgress"),
     "a model of unknown size": State(inspecting, "InspectingModel", "InProgress"),
     "fetching": State(pods(fetching(), model=HUB), "FetchingModel", "InProgress"),

@@ -136,7 +136,8 @@ class NodeWithoutKubelet:
         meta = {"name": self.name, "labels": self._body.get("metadata", {}).get("labels", {})}
         spec = {"taints": self._body.get("spec", {}).get("taints", [])}
         self.kube.create(NODES, "", {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": spec})
-        room = {"cpu": "64", "memory": "256Gi", "pods": "500"} | self._body.get("status", {}).get("capacity", {})
+        room = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1000Gi", "pods": "500"}
+        room |= self._body.get("status", {}).get("capacity", {})
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastHeartbeatTime": _now()}
         self.kube.merge(NODES, "", self.name, {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}, "status")
         lease = {"metadata": {"name": self.name}, "spec": {"holderIdentity": self.name, "leaseDurationSeconds": 3600, "renewTime": _now()}}

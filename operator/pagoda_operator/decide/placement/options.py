@@ -13,16 +13,17 @@ from typing import Final, NamedTuple
 from pagoda_contracts.names import DEVICE_CLASS_MIG
 from pagoda_contracts.resources.placement import Accelerator, CpuAccelerator, DraAccelerator, GpuAccelerator, MigAccelerator
 from pagoda_contracts.units import parse_duration, parse_quantity
-from pagoda_sizing.devices import catalogue
 
 from pagoda_operator.api.placement import Resolved
+from pagoda_operator.decide.placement.expected import Unseen, asked, expected
 from pagoda_operator.inventory.fit import Requirement, gib, why_not, why_not_on_cpu
-from pagoda_operator.inventory.inventory import DeviceClass, Inventory, Room, Terms, claimable, classes
+from pagoda_operator.inventory.inventory import DeviceClass, Inventory, Room, claimable, classes
+from pagoda_operator.inventory.offers import refusal
+from pagoda_operator.inventory.terms import Terms
 from pagoda_operator.inventory.values import matches, parse_profile
 
 _UNBOUNDED: Final = 1 << 20
-# A profile's memory as a share of the GB in its name, if no label says it. NVIDIA's own tables are between 0.93 and 1.06.
-_NAMED_SHARE: Final = 0.93
+_REMEDY: Final = "say it in the ServingProfile's devices, or install GPU Feature Discovery"
 # A class of devices that an entry could mean, how many of them a replica needs, and why the entry refuses it.
 _Wish = tuple[DeviceClass, int, str]
 
@@ -41,6 +42,11 @@ class Demand:
         """What device plugins offer."""
         return classes(self.inventory, self.terms)
 
+    @property
+    def unseen(self) -> Unseen:
+        """Where nodes may come from."""
+        return Unseen(self.inventory, self.terms.devices)
+
 
 @dataclass(frozen=True)
 class Option:
@@ -51,6 +57,11 @@ class Option:
     ever: bool
     free: int
     why: str
+
+    @property
+    def seen(self) -> bool:
+        """Whether a node offers such devices, or did within a month; on CPU every node does."""
+        return self.kind is None or not self.kind.expected
 
     @property
     def identity(self) -> dict[str, str]:
@@ -68,7 +79,21 @@ def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
         wishes = _slices(entry.mig, demand.known)
     else:
         wishes = _claims(entry.dra, demand) if entry.dra is not None else iter(())
-    return tuple(_option(kind, count, refusal, entry, demand) for kind, count, refusal in wishes)
+    found = tuple(_option(kind, count, refused, entry, demand) for kind, count, refused in wishes)
+    return found or _to_come(entry, demand)
+
+
+def _to_come(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
+    """What a node pool without nodes may have: one option, for all that fits. It has no room yet."""
+    count = entry.gpu.count if entry.gpu else 1
+    judged = [(kind, _unfit(kind, count, demand.required) or demand.unknowable) for kind in expected(entry, demand.unseen)]
+    fit = [kind for kind, why in judged if not why]
+    if not fit:
+        return tuple(Option(_resolved(entry, kind, count), kind, ever=False, free=0, why=f"{kind.name}: {why}") for kind, why in judged)
+    labels = tuple(kind.label for kind in fit if kind.label)
+    device = " or ".join(dict.fromkeys(kind.name for kind in fit))
+    resolved = replace(_resolved(entry, fit[0], count), labels=labels, device=f"{count} x {device}" if count > 1 else device)
+    return (Option(resolved, fit[0], ever=True, free=0, why=f"{_none(entry, demand)}; {asked(resolved, count)}"),)
 
 
 def _on_cpu(cpu: CpuAccelerator, required: Requirement | None) -> Option:
@@ -81,6 +106,10 @@ def absent(entry: Accelerator, demand: Demand) -> str:
     """Why an entry has no option at all: what it asks for, and what the nodes offer."""
     if entry.dra is not None:
         return f"no ResourceSlice has a device of class {entry.dra.device_class_name} that matches the selectors"
+    return f"{_none(entry, demand)}; {_unknown(entry)}"
+
+
+def _none(entry: Accelerator, demand: Demand) -> str:
     if entry.gpu is not None:
         wanted = f"a whole GPU {entry.gpu.product}" if entry.gpu.product else "a whole GPU"
     else:
@@ -89,10 +118,19 @@ def absent(entry: Accelerator, demand: Demand) -> str:
     return f"no node offers {wanted}; offered: {', '.join(known) or 'nothing'}"
 
 
+def _unknown(entry: Accelerator) -> str:
+    """Why no node pool without nodes is waited for."""
+    if entry.gpu is not None and not entry.gpu.product:
+        return "set gpu.product, such as L4, if a node pool without nodes has such GPUs"
+    if entry.mig is not None and not entry.mig.profile:
+        return "set mig.profile, such as 1g.10gb, if a node pool without nodes has such slices"
+    return "neither the catalogue nor the ServingProfile's devices know it"
+
+
 def _gpus(gpu: GpuAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish]:
     for kind in known:
         if kind.profile is None and matches(gpu.product, kind.product):
-            yield kind, gpu.count, ""
+            yield kind, gpu.count, refusal(kind.resource)
 
 
 def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish]:
@@ -100,9 +138,9 @@ def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish
     least = int(parse_quantity(mig.min_memory)) if mig.min_memory else 0
     for kind in known:
         if kind.profile is not None and wanted in (None, kind.profile):
-            memory = _memory_of(kind)
-            enough = memory is None or memory >= least
-            yield kind, 1, "" if enough else f"has {gib(memory or 0)}, but minMemory is {gib(least)}"
+            # People write the size that a vendor sells, as 40G or as 40Gi: 3g.40gb of an H100 measures 39.5 GiB.
+            enough = least <= kind.profile.gb << 30
+            yield kind, 1, "" if enough else f"is sold with {kind.profile.gb} GB, but minMemory is {mig.min_memory}"
 
 
 def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
@@ -110,15 +148,6 @@ def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
         sliced = kind.profile is not None or dra.device_class_name == DEVICE_CLASS_MIG
         refusal = f"asks for {dra.count} slices per replica, but tensor parallelism cannot span MIG slices"
         yield kind, dra.count, refusal if sliced and dra.count > 1 else ""
-
-
-def _memory_of(kind: DeviceClass) -> int | None:
-    """One device's bytes: by its label, else by the profile's name, else by the catalogue; None if unknown."""
-    if kind.memory is not None:
-        return kind.memory
-    if kind.profile is not None:
-        return int(kind.profile.gb * 10**9 * _NAMED_SHARE)
-    return next((device.memory_bytes for device in catalogue() if device.profile is None and device.product == kind.product), None)
 
 
 def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, demand: Demand) -> Option:
@@ -133,7 +162,7 @@ def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, dem
 
 def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
     many = f"{count} x " if count > 1 else ""
-    memory = _memory_of(kind)
+    memory = kind.memory
     device = f"{many}{kind.name}" + (f", {gib(memory)}" if memory else "")
     profile = kind.profile.name if kind.profile else ""
     if entry.dra is not None:
@@ -144,9 +173,11 @@ def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
 def _unfit(kind: DeviceClass, count: int, required: Requirement | None) -> str:
     if kind.shared:
         return "shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory"
-    memory = _memory_of(kind)
+    memory = kind.memory
     if memory is None:
-        return "memory unknown, because GPU Feature Discovery has not labelled the node"
+        named = f"no label says the memory of {kind.product}" if kind.product else "no label names the GPU"
+        where = f" of {kind.rooms[0].node.name}" if kind.rooms else ""
+        return f"memory unknown, because {named}{where}; {_REMEDY}"
     return why_not(required, memory, count) if required else ""
 
 
@@ -208,6 +239,11 @@ class Candidate(NamedTuple):
     def able(self) -> tuple[Option, ...]:
         """Options that can ever be used, one per pod template, small first."""
         return merged(option for option in self.options if option.ever)
+
+    @property
+    def seen(self) -> bool:
+        """Whether nodes offer what it can be used on, or did within a month."""
+        return any(option.seen for option in self.able)
 
     @property
     def wait(self) -> float | None:

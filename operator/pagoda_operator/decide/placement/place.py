@@ -50,9 +50,11 @@ def place(question: Question) -> Placement:
 
 
 def _asks_for_shape(candidates: tuple[Candidate, ...], placed: Placement) -> bool:
-    """Whether there are devices that the model's size decides on, up to the entry that is taken."""
+    """Whether there are devices that the model's size decides on, up to the entry that is taken. Devices that no node offers yet are
+    none, unless it is that entry's."""
     last = next((one.position for one in candidates if one.entry is placed.entry), len(candidates))
-    return any(option.kind and option.ever for one in candidates if one.position <= last for option in one.options)
+    asked = [option for one in candidates if one.position <= last for option in one.options if option.seen or one.entry is placed.entry]
+    return any(option.kind and option.ever for option in asked)
 
 
 def _as_pinned(question: Question, placed: Placement) -> Placement:
@@ -141,7 +143,7 @@ def _stay(question: Question, current: Current, warned: tuple[str, ...]) -> Plac
 
 
 def _decide(question: Question, candidates: tuple[Candidate, ...], warned: tuple[str, ...], current: Current | None) -> Placement:
-    able = [one for one in candidates if one.able]
+    able = _worth_waiting([one for one in candidates if one.able])
     if not able:
         return Placement(None, PlacementStatus(rejected=rejections(candidates, None), warnings=warned))
     refused = current if current is not None and current.refused else None
@@ -155,7 +157,23 @@ def _decide(question: Question, candidates: tuple[Candidate, ...], warned: tuple
     option = next((one for one in awaited.able if one.identity == mine), awaited.able[0])
     status = chosen_status(candidates, awaited, option, warned).model_copy(update={"waiting": waiting_status(awaited, since)})
     ends = since + awaited.wait if awaited.wait is not None and patience + 1 < len(able) else None
-    return Placement(awaited.entry, status, option.resolved, again_at=ends)
+    placed = Placement(awaited.entry, status, option.resolved, again_at=ends)
+    return placed if awaited.seen else _without_nodes(question, placed, since)
+
+
+def _worth_waiting(able: list[Candidate]) -> list[Candidate]:
+    """Without entries that no node offers yet and that have no `fallbackAfter`, if a later one has devices: such
+    nodes may never come, and the wait would have no end."""
+    last = max((place for place, one in enumerate(able) if one.seen), default=-1)
+    return [one for place, one in enumerate(able) if one.seen or one.wait is not None or place > last]
+
+
+def _without_nodes(question: Question, placed: Placement, since: float) -> Placement:
+    """For devices that no node offers yet. At the profile's `nodeDeadline` the wait needs a person, unless another entry is next."""
+    deadline = since + question.node_deadline
+    overdue = placed.again_at is None and question.now >= deadline
+    again_at = placed.again_at if placed.again_at is not None else None if overdue else deadline
+    return placed._replace(again_at=again_at, nodes="Missing" if overdue else "Expected")
 
 
 def _best(able: tuple[Option, ...], wanted: int) -> Option | None:

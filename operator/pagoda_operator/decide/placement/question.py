@@ -6,17 +6,22 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR
+from pagoda_contracts.resources.profile import NODE_DEADLINE, DeviceHint
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
+from pagoda_contracts.units import parse_duration, parse_quantity
+from pagoda_sizing.platforms import products
 
 from pagoda_operator.api.placement import Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
+from pagoda_operator.decide.render.devices import tolerations
 from pagoda_operator.decide.render.inspection import Inspection, inspect
 from pagoda_operator.decide.render.pod import scheduling
 from pagoda_operator.decide.replicas.replicas import pods_of
 from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.inventory import Inventory, Terms
+from pagoda_operator.inventory.inventory import Inventory
+from pagoda_operator.inventory.terms import Hint, Terms
 
 
 class Run(NamedTuple):
@@ -47,6 +52,8 @@ class Question(NamedTuple):
     now: float = 0.0
     # Of the largest nodes, for messages.
     sizes: tuple[Size, ...] = ()
+    # How long nodes that no pool has yet may take, in seconds.
+    node_deadline: float = parse_duration(NODE_DEADLINE)
 
 
 class Current(NamedTuple):
@@ -71,6 +78,7 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
         wanted=observed.wanted,
         now=observed.now,
         sizes=observed.sizes,
+        node_deadline=parse_duration(observed.profile.node_deadline if observed.profile else NODE_DEADLINE),
     )
 
 
@@ -82,10 +90,16 @@ def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
     pod = scheduling(profile, spec)
     return Terms(
         selector=pod.get("nodeSelector") or {},
-        tolerations=tuple(pod.get("tolerations") or ()),
+        tolerations=(*(pod.get("tolerations") or ()), *tolerations()),
         cuda=profile.min_cuda or DAEMON_CUDA,
         service_uid=observed.meta.uid,
+        devices=tuple(_hint(one) for one in profile.devices),
     )
+
+
+def _hint(device: DeviceHint) -> Hint:
+    memory = int(parse_quantity(device.memory)) if device.memory else products().get(device.product)
+    return Hint(tuple(sorted(device.node_labels.items())), device.product, memory)
 
 
 def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:

@@ -7,7 +7,6 @@ nodes come last and are only added: node selectors of a profile or service apply
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, Final, NamedTuple
 
@@ -20,13 +19,13 @@ from pagoda_contracts.names import (
     CONTAINER_DAEMON,
     DAEMON_CONFIG_DIR,
     DAEMON_CONFIG_KEY,
-    DEVICE_CLASS_GPU,
     ENV_POD_UID,
     FETCHED_LINK,
     GROUP,
     JWKS_CONFIG_MAP,
     JWKS_DIR,
-    LABEL_GPU_PRODUCT,
+    LABEL_SERVICE,
+    LABEL_SERVICE_UID,
     MODEL_MOUNT,
     PATH_LIVE,
     PATH_READY,
@@ -37,7 +36,7 @@ from pagoda_contracts.names import (
     PORT_PROBES,
     RUN_DIR,
 )
-from pagoda_contracts.resources.placement import Accelerator, DraAccelerator
+from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_duration, parse_quantity
@@ -48,7 +47,7 @@ from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.quota import needs
 from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render import fetch
+from pagoda_operator.decide.render import devices, fetch
 from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
 
@@ -56,7 +55,6 @@ from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, w
 _GRACE_AFTER_DRAIN: Final = 30
 _META: Final = (("metadata", "labels"), ("metadata", "annotations"))
 _SHM: Final = "/dev/shm"  # noqa: S108 (a path in the pod)
-_CLAIM: Final = "devices"
 
 
 class Inputs(NamedTuple):
@@ -70,6 +68,8 @@ class Inputs(NamedTuple):
     labels: dict[str, str]
     callers: Callers | None = None
     resolved: Resolved = Resolved()
+    weights: int = 0
+    """Bytes of the model's weights; 0 if unknown."""
 
 
 def daemon_config(inputs: Inputs) -> dict[str, Any]:
@@ -101,14 +101,14 @@ def _adapters(spec: InferenceServiceSpec) -> AdaptersConfig | None:
 
 def pod_template(inputs: Inputs) -> dict[str, Any]:
     """The pod template; SpecProblem names the path that may not be set."""
-    base, overlay = inputs.profile.pod_template or {}, inputs.spec.pod_template or {}
+    base, overlay = merge(inputs.profile.pod_template or {}, _wished(inputs)), inputs.spec.pod_template or {}
     _check_overlay(overlay, inputs)
     result: dict[str, Any] = {}
-    for layer in (_defaults(inputs.spec), _profile(inputs.profile), base, overlay, _fixed(inputs), _token_keys(inputs)):
+    for layer in (_defaults(inputs), _profile(inputs.profile), base, overlay, _fixed(inputs), _token_keys(inputs)):
         result = merge(result, layer)
     _check_kept(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
-    return _on_devices(result, inputs)
+    return devices.on_devices(result, inputs.accelerator, inputs.resolved, inputs.revision.name)
 
 
 def scheduling(profile: ServingProfileSpec, spec: InferenceServiceSpec) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         max_concurrency=engine.max_concurrency,
         dtype="bfloat16" if engine.dtype == "auto" else engine.dtype,
         device=None if accelerator.cpu else "cuda",
-        tensor_parallel=ranks if (ranks := _ranks(accelerator)) > 1 else None,
+        tensor_parallel=ranks if (ranks := devices.ranks(accelerator)) > 1 else None,
         block_size=engine.kv_cache.block_size,
         kv_bytes=int(parse_quantity(size)) if size is not None else None,
         threads=max(1, threads) if threads is not None else None,
@@ -160,15 +160,27 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
     )
 
 
-def _defaults(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """What a profile may change: identity and confinement of the process, scratch space."""
+def _wished(inputs: Inputs) -> dict[str, Any]:
+    """What the service says in spec.resources."""
+    requests = devices.chosen(inputs.spec.resources) if inputs.accelerator.cpu is None else {}
+    return {"spec": {"containers": [{"name": CONTAINER_DAEMON, "resources": {"requests": requests}}]}} if requests else {}
+
+
+def _defaults(inputs: Inputs) -> dict[str, Any]:
+    """What a profile may change: identity and confinement of the process, scratch space, requests, where replicas go."""
+    spec = inputs.spec
+    own_labels = {name: inputs.labels[name] for name in (LABEL_SERVICE, LABEL_SERVICE_UID)}
+    scratch = inputs.weights if fetch.fetched(spec) and spec.model.cache is None else 0
+    requests = devices.requested(inputs.accelerator, inputs.resolved, scratch)
+    daemon = {"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}
     own: dict[str, Any] = {
         "spec": {
+            **devices.spread(own_labels, inputs.accelerator),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": fetch.restricted_pod(),
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
-            "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
+            "containers": [daemon | ({"resources": {"requests": requests}} if requests else {})],
         }
     }
     merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.has_sidecar(spec) else own
@@ -225,7 +237,7 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
             {"name": "grpc", "containerPort": PORT_DAEMON_GRPC},
             {"name": "probes", "containerPort": PORT_PROBES},
         ],
-        "resources": _resources(inputs.accelerator, inputs.resolved),
+        "resources": devices.resources(inputs.accelerator, inputs.resolved),
         "volumeMounts": [
             {"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True},
             {"name": "config", "mountPath": DAEMON_CONFIG_DIR, "readOnly": True},
@@ -238,54 +250,3 @@ def _daemon(inputs: Inputs) -> dict[str, Any]:
         "livenessProbe": fetch.probe(PATH_LIVE, "probes", period=5, failures=6),
         "readinessProbe": fetch.probe(PATH_READY, "probes", period=1, failures=3),
     }
-
-
-def _resources(accelerator: Accelerator, resolved: Resolved) -> dict[str, Any]:
-    """Cores are a request without a limit: a small node must fit the replacement of a pod that still drains."""
-    if accelerator.cpu is not None:
-        cpu = accelerator.cpu
-        return {"requests": {"cpu": cpu.cores, "memory": cpu.memory}, "limits": {"memory": cpu.memory}}
-    if accelerator.dra is not None:
-        return {"claims": [{"name": _CLAIM}]}
-    asked = {resolved.resource: str(_ranks(accelerator))}
-    return {"requests": asked, "limits": asked}
-
-
-def _ranks(accelerator: Accelerator) -> int:
-    """Devices of a replica, which are the ranks of its tensor parallelism."""
-    counted = accelerator.gpu or accelerator.dra
-    return counted.count if counted is not None else 1
-
-
-def _on_devices(template: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """The template for the devices' nodes, with its resource claim if it has one."""
-    result, labels = copy.deepcopy(template), inputs.resolved.labels
-    spec = result["spec"]
-    if labels:
-        _require(spec, {"key": LABEL_GPU_PRODUCT, "operator": "In", "values": list(labels)})
-    if inputs.accelerator.dra is not None:
-        claims = [claim for claim in spec.get("resourceClaims", []) if claim["name"] != _CLAIM]
-        spec["resourceClaims"] = [*claims, {"name": _CLAIM, "resourceClaimTemplateName": inputs.revision.name}]
-    return result
-
-
-def _require(spec: dict[str, Any], expression: dict[str, Any]) -> None:
-    """Node selector terms are alternatives, so the expression goes into each of them."""
-    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    for term in required.setdefault("nodeSelectorTerms", [{}]):
-        term["matchExpressions"] = [*term.get("matchExpressions", []), expression]
-
-
-def claim_spec(dra: DraAccelerator, resolved: Resolved) -> dict[str, Any]:
-    """The spec of the ResourceClaimTemplate: the entry's own selectors, and the product and profile that were judged to fit."""
-    found = {"productName": resolved.product, "profile": resolved.profile}
-    pinned = (f"device.attributes['{DEVICE_CLASS_GPU}'].{name} == '{value}'" for name, value in found.items() if value)
-    selectors = [{"cel": {"expression": text}} for text in (*dra.selectors, *pinned)]
-    request = {
-        "deviceClassName": dra.device_class_name,
-        "allocationMode": "ExactCount",
-        "count": dra.count,
-        **({"selectors": selectors} if selectors else {}),
-    }
-    return {"spec": {"devices": {"requests": [{"name": _CLAIM, "exactly": request}]}}}

@@ -85,7 +85,8 @@ class Moment(NamedTuple):
 class Basis:
     """What was observed of a service. `current`: replicas wanted until now. `starting`: wall times at which the replicas that do not serve
     yet were created. `serving`: names of the others. `rows`: requests that a replica runs at a time. `granted`, `placeable`: replicas that
-    quota and free devices allow, None if unknown. `day_s`: a replayed trace may have shorter days."""
+    quota and free devices allow, None if unknown. `day_s`: a replayed trace may have shorter days. `arriving`: replicas of the newest
+    revision are wanted, and none serves yet."""
 
     spec: ScalingSpec
     replicas: int
@@ -98,12 +99,13 @@ class Basis:
     granted: int | None = None
     placeable: int | None = None
     day_s: float = DAY_S
+    arriving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What this process decided for a service. `since` and `began` are when it began to, by the monotonic and the wall clock.
-    `reported` is the reason in the status, with its cause and time."""
+    `reported` is the reason in the status, with its cause and time. `arriving` is the last basis's."""
 
     since: float
     wanted: int
@@ -115,6 +117,7 @@ class Memory:
     reported_cause: str = ""
     reported_at: float = 0.0
     began: float = 0.0
+    arriving: bool = False
 
 
 def basis_of(observed: Observed, memory: Memory | None) -> Basis:
@@ -124,10 +127,11 @@ def basis_of(observed: Observed, memory: Memory | None) -> Basis:
     spec = observed.spec.scaling or ScalingSpec()
     pods = [pod for pod in observed.pods if pod.counts]
     learned = memory.learned if memory else Learned()
+    current = _until_now(observed, spec.mode, memory)
     return Basis(
         spec=spec,
         replicas=observed.spec.replicas,
-        current=_until_now(observed, spec.mode, memory),
+        current=current,
         ready=sum(pod.ready for pod in pods),
         starting=tuple(pod.created or observed.now for pod in pods if not pod.ready),
         serving=tuple(pod.name for pod in pods if pod.ready),
@@ -135,7 +139,14 @@ def basis_of(observed: Observed, memory: Memory | None) -> Basis:
         accelerator=_accelerator(pods, learned),
         granted=observed.granted,
         placeable=observed.placeable,
+        arriving=current > 0 and _arriving(pods),
     )
+
+
+def _arriving(pods: Sequence[Pod]) -> bool:
+    """Whether no replica of the newest revision serves, which is that of the youngest pod."""
+    youngest = max(pods, key=lambda pod: pod.created, default=None)
+    return youngest is None or not any(pod.ready for pod in pods if pod.revision == youngest.revision)
 
 
 def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:

@@ -44,7 +44,10 @@ def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment:
 
 
 def _measured(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> Memory:
-    """Remembers when the last request was there, and the load."""
+    """Remembers when the last request was there, and the load. Until a replica serves, no time without requests counts: a model may load
+    for longer than `idleAfter`, and a client that waited for it may be gone."""
+    if basis.arriving or memory.arriving:
+        memory = replace(memory, busy_at=moment.steady, arriving=basis.arriving)
     if signals is None or not signals.fresh:
         return memory
     busy = signals.held or signals.wake or any(measure.active for measure in signals.measures[-1:])

@@ -31,11 +31,18 @@ _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "External": ("min", "max", "targets", "behavior", "schedules", "predictive"),
 }
 
+Kind = Literal["settled", "serving", "reconciling", "stalled"]
+_WAITS: Final[Mapping[str, Reason]] = {
+    "": reasons.WAITING_FOR_CAPACITY,
+    "Expected": reasons.WAITING_FOR_NODES,
+    "Missing": reasons.NO_NODES_CAME,
+}
+
 
 class Verdict(NamedTuple):
     """The state of a service, in one reason and one sentence."""
 
-    kind: Literal["settled", "serving", "reconciling", "stalled"]
+    kind: Kind
     reason: Reason
     message: str
 
@@ -61,7 +68,8 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     if plan.current and observed.find(DEPLOYMENTS, plan.current.name) and ready >= wanted and not plan.denied:
         return _arrived(plan, ready, wanted)
     reason, message = _progress(observed, plan, pods)
-    return Verdict("reconciling", reason, f"{ready} of {wanted} replicas ready: {clean(message)}" + _serving(observed, plan))
+    kind: Kind = "stalled" if reason is reasons.NO_NODES_CAME else "reconciling"
+    return Verdict(kind, reason, f"{ready} of {wanted} replicas ready: {clean(message)}" + _serving(observed, plan))
 
 
 def _limited(observed: Observed, plan: Plan, found: Verdict) -> Verdict:
@@ -154,7 +162,7 @@ def _blocked(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
     awaited = plan.placement.status.waiting if plan.placement else None
     if awaited is None or any(pod.scheduled for pod in pods):
         return None
-    return reasons.WAITING_FOR_CAPACITY, f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
+    return _WAITS[plan.placement.nodes if plan.placement else ""], f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
 
 
 def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:

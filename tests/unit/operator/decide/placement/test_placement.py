@@ -33,7 +33,7 @@ def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
     harness.settle()
     harness.make_ready()
     before = harness.names(DEPLOYMENTS)
-    harness.edit(accelerators=[GPU])
+    harness.edit(accelerators=[{"gpu": {"product": "H1000"}}])
     harness.settle()
     assert (harness.names(DEPLOYMENTS), harness.reason()) == (before, "NoAccelerator")
     assert "ready replica of an older revision continues to serve" in harness.conditions()["Ready"]["message"]

@@ -9,7 +9,8 @@ from pagoda_operator.api.placement import Pin
 from pagoda_operator.decide.placement.place import alternatives, place
 from pagoda_operator.decide.placement.question import Run
 from pagoda_operator.decide.render.children import identify
-from pagoda_operator.inventory.inventory import Inventory, Terms
+from pagoda_operator.inventory.inventory import Inventory
+from pagoda_operator.inventory.terms import Terms
 from support.harness.inventories import (
     A100_40,
     A100_80,
@@ -118,11 +119,11 @@ ROWS = [
     Row(
         "another product",
         inventory(node("a", A100_80, whole(8))),
-        spec(gpu("H100")),
+        spec(gpu("H1000")),
         None,
-        why=("no node offers a whole GPU H100; offered: NVIDIA-A100",),
+        why=("no node offers a whole GPU H1000; offered: NVIDIA-A100",),
     ),
-    Row("part of a word is none", inventory(node("a", A100_80, whole(8))), spec(gpu("A10")), None, why=("no node offers a whole GPU A10",)),
+    Row("part of a word is none", inventory(node("a", A100_80, whole(8))), spec(gpu("A1")), None, why=("no node offers a whole GPU A1",)),
     Row("no GPUs at all", inventory(), spec(gpu("H100"), CPU), "cpu[1]", why=("no node offers a whole GPU H100; offered: nothing",)),
     Row(
         "mixed: a slice by profile",
@@ -154,14 +155,39 @@ ROWS = [
         spec(mig(least="15Gi"), model=TINY),
         "mig[0]",
         "mig-2g.20gb, 19.6 GiB",
-        why=("mig-1g.10gb: has 9.8 GiB, but minMemory is 15.0 GiB",),
+        why=("mig-1g.10gb: is sold with 10 GB, but minMemory is 15Gi",),
     ),
     Row(
         "no slice has so much",
         inventory(H100_MIXED),
-        spec(mig(least="40Gi"), model=TINY),
+        spec(mig(least="41Gi"), model=TINY),
         None,
-        why=("but minMemory is 40.0 GiB",) * 3,
+        why=("but minMemory is 41Gi",) * 3,
+    ),
+    Row(
+        "minMemory is the size that a vendor sells",
+        inventory(H100_MIXED),
+        spec(mig(least="40Gi"), model=TINY),
+        "mig[0]",
+        "mig-3g.40gb, 39.5 GiB",
+        why=("mig-1g.10gb", "mig-2g.20gb"),
+    ),
+    Row(
+        "minMemory in decimal units",
+        inventory(H100_MIXED),
+        spec(mig(least="40G"), model=TINY),
+        "mig[0]",
+        "mig-3g.40gb, 39.5 GiB",
+        why=("mig-1g.10gb", "mig-2g.20gb"),
+    ),
+    Row(
+        "the smallest slice is found without labels of memory",
+        inventory(
+            node("a", H200, cut(1, p7g_141gb=1), labels={"nvidia.com/mig-7g.141gb.memory": None}), node("b", H200, cut(1, p1g_18gb=1))
+        ),
+        spec(mig(least="10Gi"), model=TINY),
+        "mig[0]",
+        "mig-1g.18gb, 16.0 GiB",
     ),
     Row(
         "single: slices under the name of GPUs",
@@ -182,8 +208,8 @@ ROWS = [
         "single: slices are no whole GPUs",
         inventory(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
         spec(gpu("A100")),
-        None,
-        why=("no node offers a whole GPU A100; offered: mig-1g.10gb",),
+        "gpu[0]",
+        waits="no node offers a whole GPU A100; offered: mig-1g.10gb; the pods ask for 1 nvidia.com/gpu on a node with nvidia.com/gpu.prod",
     ),
     Row(
         "H200: sizes of its own",
@@ -383,10 +409,10 @@ ROWS = [
     ),
     Row(
         "no label tells the memory of an unknown GPU",
-        inventory(node("a", H100, whole(1), labels={"nvidia.com/gpu.memory": None})),
+        inventory(node("a", H100, whole(1), labels={"nvidia.com/gpu.memory": None, "nvidia.com/gpu.product": "Corp-X1"})),
         spec(gpu()),
         None,
-        why=("memory unknown, because GPU Feature Discovery has not labelled the node",),
+        why=("memory unknown, because no label says the memory of Corp-X1 of a; say it in the ServingProfile's devices",),
     ),
     Row(
         "no label tells the memory of a slice: its name does",

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from pagoda_operator.api.state import PODS
-from pagoda_operator.inventory.inventory import Inventory, Terms, parse_occupant
+from pagoda_operator.inventory.inventory import Inventory, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import devices, parse_claim, parse_slice, selects
+from pagoda_operator.inventory.terms import Terms
 from pagoda_operator.inventory.values import of_product, of_resource, parse_profile
 from pagoda_operator.watch.caches import Caches, InventoryView
 from support.harness.inventories import A100_40, H100, claim, cut, node, pod, resource_slice, whole

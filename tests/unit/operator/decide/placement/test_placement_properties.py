@@ -124,8 +124,12 @@ def ways(body, entry):
             yield resource, memory, entry.gpu.count
         if entry.mig and entry.mig.profile and profile == entry.mig.profile.replace("+", "."):
             yield resource, memory, 1
-        if entry.mig and entry.mig.min_memory and profile and memory >= int(entry.mig.min_memory.removesuffix("Gi")) << 30:
+        if entry.mig and entry.mig.min_memory and profile and sold(profile) >= int(entry.mig.min_memory.removesuffix("Gi")):
             yield resource, memory, 1
+
+
+def sold(profile):
+    return int(profile.partition(".")[2].partition("gb")[0])
 
 
 def free(body, pods, resource):
@@ -163,6 +167,10 @@ def test_what_is_chosen_fits_and_comes_first(case):
         assert not can_run_now(asked, bodies, pods, entry)
         assert entry.fallback_after or not can_ever_run(asked, bodies, entry)
     if placed.entry is None or placed.entry.cpu:
+        return
+    if placed.nodes:
+        assert placed.status.waiting is not None
+        assert not [way for body in bodies for way in ways(body, placed.entry)]
         return
     assert can_run_now(asked, bodies, pods, placed.entry) == (placed.status.waiting is None)
     everywhere = [(body, *way) for body in bodies for way in ways(body, placed.entry) if way[0] == placed.resolved.resource]

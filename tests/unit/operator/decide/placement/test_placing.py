@@ -17,7 +17,7 @@ def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
     made.settle()
     spec = template(made)
     daemon = spec["containers"][0]
-    assert daemon["resources"] == {"requests": {"nvidia.com/gpu": "2"}, "limits": {"nvidia.com/gpu": "2"}}
+    assert (daemon["resources"]["requests"]["nvidia.com/gpu"], daemon["resources"]["limits"]) == ("2", {"nvidia.com/gpu": "2"})
     (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": LABEL_GPU_PRODUCT, "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}]
     assert (config(made).engine.device, config(made).engine.tensor_parallel) == ("cuda", 2)
@@ -182,7 +182,7 @@ def test_a_revision_on_claims_has_their_template_and_leaves_none_behind():
     assert "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'" in expressions
     spec = template(made)
     assert spec["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": claims["metadata"]["name"]}]
-    assert spec["containers"][0]["resources"] == {"claims": [{"name": "devices"}]}
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "devices"}]
     bind(made)
     made.edit(accelerators=[CPU])
     made.settle()

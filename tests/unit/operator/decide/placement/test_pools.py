@@ -286,7 +286,7 @@ def test_a_new_service_waits_for_a_pool_without_nodes_and_falls_back_in_time():
 
 @pytest.mark.parametrize(
     ("entry", "model", "why"),
-    [(gpu("A100"), TINY, "no node offers a whole GPU A100"), (mig("1g.10gb"), TINY, "no node offers"), (gpu("H100"), LLAMA70, "needs")],
+    [(gpu("A1000"), TINY, "no node offers a whole GPU A1000"), (mig("1g.11gb"), TINY, "no node offers"), (gpu("H100"), LLAMA70, "needs")],
 )
 def test_what_no_node_ever_seen_could_do_is_still_stalled(entry, model, why):
     made = Harness(accelerators=[entry], engine=ENGINE, model={"uri": model})

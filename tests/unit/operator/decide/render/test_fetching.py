@@ -18,6 +18,7 @@ from support.kube.fake_api import fetching, profile_body, running
 
 HUB = {"uri": "hf://org/name", "revision": "v1", "credential": "hub"}
 SECRETS = [{"name": "hub", "secretRef": {"name": "hub-token"}}, {"name": "other", "secretRef": {"name": "other-keys"}}]
+LABELS = {"serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": "uid"}
 
 
 def inputs(profile=None, images=("img:1", "fetch:1"), **spec):
@@ -25,7 +26,7 @@ def inputs(profile=None, images=("img:1", "fetch:1"), **spec):
     parsed = InferenceServiceSpec.model_validate(base | spec)
     named = {name: image for name, image in zip(("daemon", "fetch"), images, strict=True) if image}
     made = ServingProfileSpec.model_validate({"images": named} | (profile or {}))
-    return Inputs(Key("ns", "tiny"), identify("tiny", parsed, parsed.accelerators[0]), parsed, parsed.accelerators[0], made, {})
+    return Inputs(Key("ns", "tiny"), identify("tiny", parsed, parsed.accelerators[0]), parsed, parsed.accelerators[0], made, LABELS)
 
 
 def rendered(**words):

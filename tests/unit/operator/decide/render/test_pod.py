@@ -19,7 +19,7 @@ from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render.children import Owner, core_service, identify
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 
-LABELS = {"a": "label"}
+LABELS = {"a": "label", "serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": "uid"}
 
 
 def inputs(profile=None, **spec):

@@ -57,6 +57,32 @@ def test_from_one_to_zero_to_many_and_back_without_writing_the_spec() -> None:
     assert [line for line in here.writes(kind=SERVICES.kind) if line[0] != "status"] == []
 
 
+@pytest.mark.parametrize("scaling", [{}, {"mode": "External"}])
+def test_a_model_that_loads_for_longer_than_idle_after_keeps_its_time(scaling: dict[str, Any]) -> None:
+    here = ScaledHarness(scaling=AUTO | {"idleAfter": "4m"} | scaling, replicas=1 if not scaling else 0, engine=ENGINE)
+    here.settle()
+    if scaling:
+        here.hold(1)
+        here.gateways.held = 0
+    here.flow(2400, serve=False)
+    assert here.wanted() == 1, "its client is gone, and it still loads"
+    assert here.conditions()["Ready"]["status"] != "True"
+    here.serve()
+    here.flow(200)
+    assert here.wanted() == 1, "time counts from the first Ready"
+    here.flow(100)
+    assert (here.wanted(), here.reason()) == (0, "ScaledToZero")
+
+
+def test_a_new_revision_that_never_served_is_not_put_to_sleep_with_the_old_one() -> None:
+    here = harness(idleAfter="4m")
+    here.edit(engine={"maxConcurrency": 8})
+    here.settle()
+    here.flow(600, serve=False)
+    assert here.wanted() == 1
+    assert here.reason() != "ScaledToZero"
+
+
 def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:
     here = harness(min=1)
     assert here.reported() == {

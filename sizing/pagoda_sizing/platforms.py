@@ -1,0 +1,155 @@
+"""What clusters say of their devices: products and their memory, labels and machine types of providers, resources and taints of vendors,
+drivers (data/platforms.json). Called by placement, which adds what GPU Feature Discovery and a profile say.
+
+A provider or a vendor is a row of the data, never a branch of code. Memory is the datasheet's decimal GB, a few percent below what NVML
+reports: what fits here fits there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from pagoda_sizing.devices import GB, catalogue
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Product(_Frozen):
+    product: str
+    memory_gb: float
+
+
+class Platform(_Frozen):
+    """A provider of clusters. `shown_by`: beginnings of labels, of which its nodes have one; `values`: per product, those of `key`."""
+
+    name: str
+    shown_by: tuple[str, ...]
+    key: str
+    partition: str = ""
+    values: dict[str, tuple[str, ...]]
+    sources: tuple[str, ...]
+
+
+class Described(_Frozen):
+    """Labels that have a product and its memory themselves; `bytes`: what the memory's unit surely has."""
+
+    product: str
+    memory: str
+    bytes: int
+    source: str
+
+
+class Vendor(_Frozen):
+    """Whose devices a resource is; `daemon`: whether there is one for them. `product`: the label that names the device."""
+
+    name: str
+    resource: str
+    daemon: bool
+    product: str
+
+
+class Toleration(_Frozen):
+    """Of a taint that keeps pods without devices away."""
+
+    key: str
+    operator: str
+    value: str | None = None
+    effect: str
+
+
+class Platforms(_Frozen):
+    """The whole table."""
+
+    products: tuple[_Product, ...]
+    platforms: tuple[Platform, ...]
+    described: tuple[Described, ...]
+    replicas: tuple[str, ...]
+    vendors: tuple[Vendor, ...]
+    taints: tuple[Toleration, ...]
+    drivers: dict[str, str]
+
+
+class Known(NamedTuple):
+    """The GPU of a node by its provider's labels. `label`: the label and its values that such nodes have, as `key=value|value`."""
+
+    product: str
+    memory: int
+    label: str
+
+
+@cache
+def platforms() -> Platforms:
+    """Returns the table."""
+    return Platforms.model_validate_json(resources.files("pagoda_sizing").joinpath("data/platforms.json").read_text(encoding="utf-8"))
+
+
+@cache
+def products() -> Mapping[str, int]:
+    """Returns the bytes of every product that is known by name, as GPU Feature Discovery names it."""
+    return {one.product: int(one.memory_gb * GB) for one in platforms().products}
+
+
+@cache
+def slices() -> Mapping[str, int]:
+    """Returns the bytes of every MIG profile that some device has; the least, if devices differ."""
+    found: dict[str, int] = {}
+    for device in catalogue():
+        if device.profile is not None:
+            found[device.profile] = min(device.memory_bytes, found.get(device.profile, device.memory_bytes))
+    return found
+
+
+def identify(labels: Mapping[str, str]) -> Known | None:
+    """Returns the GPU that a node's provider names; None if no label or machine type is known."""
+    for platform in platforms().platforms:
+        value = labels.get(platform.key)
+        product = _by_value(platform.name).get(value) if value else None
+        if product is not None:
+            return Known(product, products()[product], label_of(platform, product))
+    return next((known for row in platforms().described if (known := _described(row, labels)) is not None), None)
+
+
+def label_of(platform: Platform, product: str) -> str:
+    """Returns the label by which a platform's nodes with a product are found; empty if it sells none."""
+    values = platform.values.get(product, ())
+    return f"{platform.key}={'|'.join(values)}" if values else ""
+
+
+def seen(labels: Iterable[str]) -> Platform | None:
+    """Returns the platform that the names of nodes' labels show."""
+    names = tuple(labels)
+    return next((one for one in platforms().platforms if any(name.startswith(one.shown_by) for name in names)), None)
+
+
+def vendor_of(resource: str) -> Vendor | None:
+    """Returns whose devices a resource is, MIG slices included; None if it is none that the table knows."""
+    return next((one for one in platforms().vendors if resource == one.resource or _is_part(resource, one)), None)
+
+
+def driver_for(cuda: str) -> str:
+    """Returns the oldest Linux driver that offers a CUDA version; empty if the table does not have it."""
+    return platforms().drivers.get(cuda, "")
+
+
+def _is_part(resource: str, vendor: Vendor) -> bool:
+    return resource.startswith((f"{vendor.resource}.", f"{vendor.resource.partition('/')[0]}/mig-"))
+
+
+@cache
+def _by_value(name: str) -> Mapping[str, str]:
+    rows = next(one for one in platforms().platforms if one.name == name).values
+    return {value: product for product, values in rows.items() for value in values}
+
+
+def _described(row: Described, labels: Mapping[str, str]) -> Known | None:
+    value, memory = labels.get(row.product, ""), labels.get(row.memory, "")
+    if not value or not memory.isdecimal():
+        return None
+    return Known(value.replace("_", "-"), int(memory) * row.bytes, f"{row.product}={value}")
