@@ -125,7 +125,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     limits = Limits(settings.body_limit, settings.body_timeout)
     authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
     store = _store(counters, settings, stack)
-    limiter = Limiter(registry, store, counters.metrics.over_quota)
+    limiter = Limiter(registry, store, counters.metrics.over_quota, router.names)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
     api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage, _overflow(settings, stack))
