@@ -55,6 +55,17 @@ def cluster_of(made: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in made["static_resources"]["clusters"] if one["name"] == name)  # type: ignore[no-any-return]
 
 
+def encrypted(made: dict[str, Any], certificate: Path) -> dict[str, Any]:
+    """The same, with TLS to a picker that shows this certificate."""
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    trusted = {"validation_context": {"trusted_ca": {"filename": str(certificate)}}, "alpn_protocols": ["h2"]}
+    cluster_of(made, "picker")["transport_socket"] = {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {"@type": kind, "common_tls_context": trusted},
+    }
+    return made
+
+
 @contextmanager
 def start_envoy(folder: Path, made: Mapping[str, Any]) -> Iterator[Envoy]:
     """Runs Envoy until the end of the context. `folder` gets its files, its log among them."""
