@@ -22,6 +22,11 @@ class ServedName(NamedTuple):
     owns: bool = False
 
     @property
+    def namespace(self) -> str:
+        """Of the object."""
+        return self.owner.partition("/")[0]
+
+    @property
     def rank(self) -> tuple[bool, str, str]:
         """The smallest is the owner: it owns the name already, or it is older. Kubernetes writes creationTimestamp in UTC with whole
         seconds, so text order is time order."""

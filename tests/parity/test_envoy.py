@@ -19,7 +19,9 @@ import pytest
 from pagoda_contracts.names import HEADER_DESTINATION, HEADER_ROUTE
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_contracts.route import parse_route
-from support.servers.envoy import SECRET, Envoy, configuration, filter_of, start_envoy
+from support.servers.certificates import CERT, write_pair
+from support.servers.certificates import KEY as KEY_FILE
+from support.servers.envoy import SECRET, Envoy, configuration, encrypted, filter_of, start_envoy
 from support.servers.gateway_process import GatewayProcess, start_gateway, write_fleet
 from support.servers.gateway_under_test import under_test
 from support.servers.scripted_replica import Exchange, Replica, running
@@ -240,3 +242,18 @@ async def test_a_frozen_and_a_killed_picker_cost_an_error_or_the_pick_as_envoy_i
                 gateway.process.kill()
                 gateway.process.wait()
                 assert await bench.sees_picker(healthy=0) == expected
+
+
+async def test_envoy_asks_over_tls(tmp_path, replicas):
+    write_pair(tmp_path)
+    fleet, pair = tmp_path / "fleet.json", ("--tls-cert", str(tmp_path / CERT), "--tls-key", str(tmp_path / KEY_FILE))
+    write_fleet(fleet, [])
+    options = ("--fleet", str(fleet), "--ext-proc-port", "0", "--ext-proc-open", "true", "--ext-proc-tls", "true", *pair)
+    with start_gateway(*options, program=PATIENT) as gateway:
+        assert gateway.ext_proc is not None
+        made = configuration(gateway.ext_proc)
+        with start_envoy(tmp_path, encrypted(made, tmp_path / CERT)) as envoy:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
+                bench = Bench(envoy, gateway, client, fleet)
+                await bench.serve(replicas[0])
+                assert await bench.answer() == (200, "a")

@@ -121,6 +121,11 @@ class TenantQuotaSpec(Model):
         description="Served names that the tenant may use and see; all if empty.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
+    model_namespaces: Annotated[tuple[DnsName, ...], Field(max_length=256)] = Field(
+        default=(),
+        description="Namespaces whose services the tenant may use and see; all if empty.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
     limits: Annotated[tuple[WindowLimit, ...], Field(max_length=8)] = Field(
         default=(),
         description="Requests and tokens per window of time. All entries apply.",

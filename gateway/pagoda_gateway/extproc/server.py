@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +41,8 @@ class ExtProcServer:
         self._picker, self._secret, self._ready = picker, secret, ready
         self._server = grpc.aio.server(options=_OPTIONS)
 
-    async def start(self, address: str) -> int:
-        """Starts the server and returns its port; RuntimeError if the port is taken."""
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Starts the server and returns its port; RuntimeError if the port is taken. Without credentials it is not encrypted."""
         process = grpc.stream_stream_rpc_method_handler(
             self._process,
             request_deserializer=pb.ProcessingRequest.FromString,
@@ -52,7 +53,10 @@ class ExtProcServer:
         )
         for service, method, handler in ((GRPC_EXT_PROC, GRPC_EXT_PROC_PROCESS, process), (GRPC_HEALTH, GRPC_HEALTH_CHECK, check)):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method.rpartition("/")[2]: handler}),))
-        port: int = self._server.add_insecure_port(address)
+        add = (
+            self._server.add_insecure_port if credentials is None else partial(self._server.add_secure_port, server_credentials=credentials)
+        )
+        port: int = add(address)
         await self._server.start()
         return port
 

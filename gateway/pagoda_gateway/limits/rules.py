@@ -24,7 +24,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One quota. None and an empty set limit nothing."""
+    """One quota. None and an empty set limit nothing. `namespaces`: of the services that the tenant may use."""
 
     name: str
     models: frozenset[str] = frozenset()
@@ -35,6 +35,7 @@ class Rule:
     default_output: int | None = None
     weight: int = 1
     priority: int = 0
+    namespaces: frozenset[str] = frozenset()
 
 
 class Slot(NamedTuple):
@@ -74,6 +75,15 @@ class Policy:
     def refusing(self, model: str) -> Rule | None:
         """Returns the first rule that does not allow a model."""
         return next((rule for rule in self.rules if rule.models and model not in rule.models), None)
+
+    def hiding(self, namespace: str) -> Rule | None:
+        """Returns the first rule that does not allow the services of a namespace."""
+        return next((rule for rule in self.rules if rule.namespaces and namespace not in rule.namespaces), None)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the services of some namespaces are hidden from the tenant."""
+        return any(rule.namespaces for rule in self.rules)
 
     @property
     def models(self) -> list[str]:

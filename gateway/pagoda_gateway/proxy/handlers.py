@@ -164,7 +164,7 @@ class Api:
                 return _json(self._card(model))
         if policy.refusing(name) is not None:
             raise ModelNotAllowed(name, near(name, policy.models))
-        raise self.router.not_found(name, policy)
+        raise self.router.names.not_found(name, policy)
 
     def _card(self, model: ServedName) -> dict[str, str | int | bool]:
         """Returns OpenAI's model object. A service that is asleep is available: a request wakes it."""
@@ -179,7 +179,7 @@ class Api:
         policy = self.limiter.policy(tenant)
         if not self.cache.synced:
             raise NotSynced("the gateway has not listed the cluster's services yet")
-        return [model for model in self.cache.models() if policy.refusing(model.name) is None]
+        return [model for model in self.cache.models() if policy.refusing(model.name) is None and policy.hiding(model.namespace) is None]
 
 
 def _pattern(path: str) -> str:

@@ -28,6 +28,7 @@ from pagoda_gateway.limits.ledger import Ask, Ledger, Verdict, WindowCount
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.limits.rules import NO_POLICY, Policy, Slot, slots
 from pagoda_gateway.requests.errors import BadRequest, ModelNotAllowed, NotSynced, OverQuota
+from pagoda_gateway.requests.names import Names
 from pagoda_gateway.requests.near_names import near
 
 # A claim grows by doubling, so that a stream of any length costs few calls of the store.
@@ -153,10 +154,10 @@ class Account:
 
 
 class Limiter:
-    """`refused` counts a refusal by quota and kind."""
+    """`refused` counts a refusal by quota and kind. `names`: which names are hidden from a tenant."""
 
-    def __init__(self, registry: Registry, store: Store, refused: Callable[[str, str], None]) -> None:
-        self._registry, self._store, self._refused = registry, store, refused
+    def __init__(self, registry: Registry, store: Store, refused: Callable[[str, str], None], names: Names | None = None) -> None:
+        self._registry, self._store, self._refused, self._names = registry, store, refused, names
 
     def policy(self, tenant: str) -> Policy:
         """Returns what holds for a tenant; NotSynced before all quotas were read."""
@@ -179,6 +180,9 @@ class Limiter:
         if (rule := policy.refusing(asked.model)) is not None:
             self._refused(rule.name, "model")
             raise ModelNotAllowed(asked.model, near(asked.model, policy.models))
+        if self._names is not None and (rule := self._names.hidden(asked.model, policy)) is not None:
+            self._refused(rule.name, "model")
+            raise self._names.not_found(asked.model, policy)
         limits = slots(policy.rules)
         wish = asked.wish()
         bound = bounds(policy, wish, counts_tokens=_counts_tokens(limits))

@@ -1,4 +1,4 @@
-"""near: the served names that a client may have meant by a name that nobody has. Pure; called by router.py."""
+"""near: the served names that a client may have meant by a name that nobody has. Pure; called by names.py."""
 
 from __future__ import annotations
 

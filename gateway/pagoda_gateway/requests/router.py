@@ -11,15 +11,12 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pagoda_contracts.route import HELD_FULL, HELD_IN_TURN, HELD_PREFIX
 
-from pagoda_gateway.limits.rules import Policy
 from pagoda_gateway.requests.errors import (
     AllOverloaded,
     AttemptFailed,
     Died,
     GatewayError,
     HoldTimeout,
-    ModelGone,
-    ModelNotFound,
     QueueFull,
     ServiceStalled,
     UpstreamDied,
@@ -27,7 +24,7 @@ from pagoda_gateway.requests.errors import (
 from pagoda_gateway.requests.frozen import Frozen
 from pagoda_gateway.requests.hold_queue import UNSYNCED
 from pagoda_gateway.requests.lifecycle import Counters, Place, RequestLife
-from pagoda_gateway.requests.near_names import near
+from pagoda_gateway.requests.names import Names
 from pagoda_gateway.requests.terms import HoldRules, Terms
 from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.outliers import without_outliers
@@ -47,9 +44,6 @@ _MAX_LIVES: Final = 8
 
 # Clients ignore a longer Retry-After.
 _MAX_RETRY_S: Final = 120
-
-# A service that is made anew (`kubectl replace --force`) has its name again within seconds.
-_LOST_MS: Final = 30_000
 
 # The next frame, half a second away, may lift these verdicts: worth a wait even if other endpoints are overloaded.
 _BRIEF: Final = (Verdict.TRIED, Verdict.REFUSED)
@@ -87,8 +81,7 @@ class Router:
         self._counters, self._rules, self._wall_ms, self._terms = counters, rules, wall_ms, Terms()
         self._cache, self._queue, self._clock_ms = counters.cache, counters.queue, counters.clock_ms
         self._draws = 0
-        self._names: frozenset[str] = frozenset()
-        self._lost: dict[str, float] = {}  # name → when its last service went
+        self.names = Names(counters.cache, counters.clock_ms)
         self.frozen = Frozen(counters.cache, counters.clock_ms)
 
     def state_changed(self, service: str) -> None:
@@ -105,18 +98,8 @@ class Router:
 
     def names_changed(self) -> None:
         """Names may belong to other services now, or services may be stalled: wakes all queues."""
-        names, now_ms = frozenset(model.name for model in self._cache.models()), self._clock_ms()
-        lost = {name: lost_ms for name, lost_ms in self._lost.items() if now_ms - lost_ms < _LOST_MS}
-        self._lost = {name: lost_ms for name, lost_ms in (lost | dict.fromkeys(self._names - names, now_ms)).items() if name not in names}
-        self._names = names
-        self._queue.wake_all(now_ms)
-
-    def not_found(self, model: str, policy: Policy) -> ModelNotFound:
-        """Returns the error for a name that no service has. One that was lost seconds ago is worth a retry."""
-        lost_ms = self._lost.get(model)
-        if lost_ms is not None and self._clock_ms() - lost_ms < _LOST_MS:
-            return ModelGone(model)
-        return ModelNotFound(model, near(model, [name for name in self._names if policy.refusing(name) is None]))
+        self.names.changed()
+        self._queue.wake_all(self._clock_ms())
 
     def why_not(self, service: str) -> str:
         """Returns why a service cannot serve until a person acts; "" if it can, also after a wait."""
@@ -183,10 +166,10 @@ class Router:
 
     def _look(self, life: RequestLife, terms: Terms) -> Pick | Wait:
         service = self._cache.resolve(life.request.model)
-        if service is None:
-            if not self._cache.synced:
-                return Wait(UNSYNCED, "unsynced")
-            raise self.not_found(life.request.model, life.policy)
+        if service is None and not self._cache.synced:
+            return Wait(UNSYNCED, "unsynced")
+        if service is None or self.names.hidden(life.request.model, life.policy) is not None:
+            raise self.names.not_found(life.request.model, life.policy)
         life.assign(service.key)
         overflows = service.overflow is not None and service.overflow.target in life.targets and not life.begun
         life.overflow = service.overflow if overflows else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -51,7 +51,7 @@ from pagoda_gateway.requests.usage import Usage
 from pagoda_gateway.serve.files import keys_of, quotas_of
 from pagoda_gateway.serve.probes import Health, Probes
 from pagoda_gateway.serve.settings import Settings
-from pagoda_gateway.serve.tls import tls_context
+from pagoda_gateway.serve.tls import grpc_credentials, tls_context
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.own_token import OwnToken
 from pagoda_gateway.watch.state_streams import StateStreams
@@ -60,6 +60,7 @@ from pagoda_gateway.watch.static_file import StaticFile
 if TYPE_CHECKING:
     from pagoda_gateway.extproc.server import ExtProcServer
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 _BEAT_S: Final = 1.0
@@ -125,7 +126,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     limits = Limits(settings.body_limit, settings.body_timeout)
     authenticate = Authenticate(ring, counters.metrics, _utc, settings.anonymous)
     store = _store(counters, settings, stack)
-    limiter = Limiter(registry, store, counters.metrics.over_quota)
+    limiter = Limiter(registry, store, counters.metrics.over_quota, router.names)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
     api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage, _overflow(settings, stack))
@@ -136,7 +137,7 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     peers = Peers((settings.peers,) if settings.peers else (), settings.identity, _clock_ms, own)
     ext_proc, ext_proc_port = await _serve_ext_proc(api, health, own, settings, stack)
     demand = await _serve_demand(counters, settings, peers, store, stack)
-    tls = _tls(settings)
+    tls = _from_files(tls_context, settings)
     listener = await stack.enter_async_context(listening(api.application(), settings.host, settings.http_port, tls, default_bounds()))
     ports = {"metrics": metrics.addresses[0][1], "probes": probes.port, "demand": demand, "ext_proc": ext_proc_port}
     log.info("listening", http=listener.port, tls=tls is not None, **ports)
@@ -170,11 +171,11 @@ def _overflow(settings: Settings, stack: AsyncExitStack) -> Overflow | None:
     return made
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def _from_files(made: Callable[[Path, Path], T], settings: Settings) -> T | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     try:
-        return tls_context(settings.tls_cert, settings.tls_key)
+        return made(settings.tls_cert, settings.tls_key)
     except (OSError, ValueError) as error:
         sys.exit(f"pagoda-gateway: tls: {error}")
 
@@ -227,7 +228,8 @@ async def _serve_ext_proc(
     requests = api.cache, api.in_flight, api.router, api.limits, api.authenticate, api.observe, api.limiter, api.usage
     server = ExtProcServer(Picker(*requests, own), settings.ext_proc_secret, health.ready)
     stack.push_async_callback(server.stop, 0)
-    return server, await server.start(f"{settings.host}:{settings.ext_proc_port}")
+    credentials = _from_files(grpc_credentials, settings) if settings.ext_proc_tls else None
+    return server, await server.start(f"{settings.host}:{settings.ext_proc_port}", credentials)
 
 
 def _utc() -> datetime:

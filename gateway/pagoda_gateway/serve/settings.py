@@ -59,6 +59,7 @@ class Settings:
     ext_proc_port: int | None
     ext_proc_secret: Path | None
     ext_proc_open: bool
+    ext_proc_tls: bool
     tls_cert: Path | None
     tls_key: Path | None
 
@@ -160,6 +161,7 @@ OPTIONS: Final = (
     ),
     Option("ext_proc_secret", Path, None, "file with a text that Envoy shows there as `authorization: Bearer TEXT`"),
     Option("ext_proc_open", _bool, "false", "serve every caller that reaches the port; an answer holds the token of --token"),
+    Option("ext_proc_tls", _bool, "false", "encrypt that port too, with the pair of tls-cert and tls-key"),
     Option("tls_cert", Path, None, "certificate of the API's port in PEM, followed by its chain; without it the port is not encrypted"),
     Option("tls_key", Path, None, "its private key in PEM, without a password; a renewed pair is used by new connections"),
 )
@@ -185,5 +187,7 @@ def load(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         parser.error("ext-proc-port needs ext-proc-secret, or ext-proc-open true if only Envoy reaches the port")
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
         parser.error("tls-cert and tls-key must be given together")
+    if values["ext_proc_tls"] and not values["tls_cert"]:
+        parser.error("ext-proc-tls needs tls-cert and tls-key")
     values["identity"] = values["identity"] or socket.gethostname()
     return Settings(**values)

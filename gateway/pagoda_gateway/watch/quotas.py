@@ -50,7 +50,15 @@ def rule_of(name: str, spec: TenantQuotaSpec) -> Rule:
     """What a quota allows in the data path."""
     windows = tuple(Window(one.window, round(parse_duration(one.window) * 1000), one.requests, one.tokens) for one in spec.limits)
     bounds = (spec.max_concurrency, spec.max_context_tokens, spec.max_output_tokens, spec.default_max_tokens)
-    return Rule(name, frozenset(spec.models), windows, *bounds, weight=spec.weight, priority=spec.priority)
+    return Rule(
+        name,
+        frozenset(spec.models),
+        windows,
+        *bounds,
+        weight=spec.weight,
+        priority=spec.priority,
+        namespaces=frozenset(spec.model_namespaces),
+    )
 
 
 def _quota(read: _Object) -> Quota:

@@ -407,6 +407,17 @@ def test_envoy_finds_the_gateways_only_where_it_is_wanted(cluster):
     assert Callers.model_validate_json(callers["data"]["callers.json"]).proxies == ("edge",)
 
 
+def test_envoys_port_is_encrypted_with_the_certificate_of_the_api(cluster):
+    asked = ("gateway.extProc.enabled=true", "gateway.extProc.secret=envoy", "gateway.extProc.tls=true")
+    with pytest.raises(RuntimeError, match=r"gateway\.extProc\.tls needs gateway\.tls\.secretName"):
+        rendered(cluster, *asked)
+    objects = rendered(cluster, *asked, "gateway.tls.secretName=models-tls")
+    (port,) = [port for port in the(objects, "Service", "pagoda-gateway")["spec"]["ports"] if port["name"] == "ext-proc"]
+    environment = the(objects, "Deployment", "pagoda-gateway")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert port["appProtocol"] == "https"
+    assert {"name": "PAGODA_EXT_PROC_TLS", "value": "true"} in environment
+
+
 @pytest.mark.parametrize("missing", [("networkPolicy.enabled=false", "networkPolicy.proxies[0]=edge"), ("networkPolicy.enabled=true",)])
 def test_an_open_port_9002_needs_a_policy_that_names_envoys_namespace(cluster, missing):
     """Any caller with an API key would read the gateways' token in its answers, or none could call at all."""

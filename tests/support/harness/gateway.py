@@ -42,13 +42,13 @@ class GatewayHarness:
         self.ring = KeyRing()
         self.authenticate = Authenticate(self.ring, self.metrics, lambda: datetime(2026, 1, 1, tzinfo=UTC), anonymous=True)
         self.registry = Registry(self.ring, None)
-        self.limiter = Limiter(self.registry, LocalStore(1, lambda: round(self.now_ms)), self.metrics.over_quota)
         self.usage = Usage(self.metrics, None)
         self.observe = Observe(self.clock_ms, self.metrics)
         self.budget = Budget(budget)
         self.counters = Counters(self.cache, self.queue, self.metrics, self.tally, self.budget, self.clock_ms)
         self.counters.demand_changed = lambda _service: self.changed.set()
         self.router, self.in_flight = Router(self.counters, HoldRules(hold_timeout_s, ping_s), lambda: self.now_ms), InFlight(self.counters)
+        self.limiter = Limiter(self.registry, LocalStore(1, lambda: round(self.now_ms)), self.metrics.over_quota, self.router.names)
         self.cache.on_state_change, self.cache.on_names_change = self.router.state_changed, self.router.names_changed
         self.changed = asyncio.Event()
         self.sequence = 0

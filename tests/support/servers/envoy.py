@@ -22,10 +22,16 @@ PATIENCE_S = 300.0
 
 @dataclass
 class Envoy:
-    """`url` is its listener's address."""
+    """`admin` is the address of its administration; `url` that of its listener."""
 
     process: subprocess.Popen[bytes]
+    admin: str
     url: str
+
+    def gauge(self, name: str) -> int:
+        """One of its statistics."""
+        with urllib.request.urlopen(f"http://{self.admin}/stats?format=json&filter=^{name}$", timeout=60) as answer:
+            return next(int(one["value"]) for one in json.load(answer)["stats"] if one.get("name") == name)
 
 
 def configuration(picker: int, **filter_changes: Any) -> dict[str, Any]:
@@ -55,6 +61,17 @@ def cluster_of(made: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in made["static_resources"]["clusters"] if one["name"] == name)  # type: ignore[no-any-return]
 
 
+def encrypted(made: dict[str, Any], certificate: Path) -> dict[str, Any]:
+    """The same, with TLS to a picker that shows this certificate."""
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    trusted = {"validation_context": {"trusted_ca": {"filename": str(certificate)}}, "alpn_protocols": ["h2"]}
+    cluster_of(made, "picker")["transport_socket"] = {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {"@type": kind, "common_tls_context": trusted},
+    }
+    return made
+
+
 @contextmanager
 def start_envoy(folder: Path, made: Mapping[str, Any]) -> Iterator[Envoy]:
     """Runs Envoy until the end of the context. `folder` gets its files, its log among them."""
@@ -69,7 +86,7 @@ def start_envoy(folder: Path, made: Mapping[str, Any]) -> Iterator[Envoy]:
         admin = _until_listening(process, admin_file, log)
         with urllib.request.urlopen(f"http://{admin}/listeners?format=json", timeout=60) as answer:
             port = json.load(answer)["listener_statuses"][0]["local_address"]["socket_address"]["port_value"]
-        yield Envoy(process, f"http://127.0.0.1:{port}")
+        yield Envoy(process, admin, f"http://127.0.0.1:{port}")
     finally:
         process.kill()
         process.wait()

@@ -214,6 +214,31 @@ async def test_a_body_under_a_quota_is_decoded_once(decodes):
             assert ((await connection.ask("POST", "/v1/completions", ACCEPTED["bearer"], body))[0], len(decodes)) == (status, 1)
 
 
+async def test_services_of_namespaces_that_a_quota_does_not_name_look_like_none_at_all():
+    async with served() as (harness, replica, port), connected(port) as connection:
+        harness.service("other/x", "n")
+
+        async def refused(method, name):
+            path, body = ("/v1/embeddings", json.dumps({"model": name}).encode()) if method == "POST" else (f"/v1/models/{name}", b"")
+            status, headers, content = await connection.ask(method, path, ACCEPTED["bearer"], body)
+            return status, headers.get("x-should-retry"), content.decode().replace(repr(name), "NAME")
+
+        assert (await refused("GET", "n"))[0] == 200
+        harness.registry.put("q", Subject("ns", "pagoda-keys-team-a"), Rule("q", namespaces=frozenset({"ns"})))
+        listed = json.loads((await connection.ask("GET", "/v1/models", ACCEPTED["bearer"]))[2])["data"]
+        assert [card["id"] for card in listed] == ["m"]
+        assert (await connection.ask("POST", "/v1/embeddings", ACCEPTED["bearer"], BODY))[0] == 200
+        asked = len(replica.seen)
+        for method in ("POST", "GET"):
+            hidden, unknown = [await refused(method, name) for name in ("n", "q")]
+            assert hidden[:2] == (404, "false")
+            assert hidden == unknown, "it can be told that the name exists"
+        harness.cache.delete_service("other/x")
+        harness.cache.delete_service("ns/s")
+        assert [(await refused("POST", name))[:2] for name in ("n", "m")] == [(404, "false"), (404, "true")]
+        assert len(replica.seen) == asked
+
+
 @pytest.fixture
 def decodes():
     """One entry for each decoding by a schema."""

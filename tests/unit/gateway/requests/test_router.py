@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from pagoda_gateway.limits.rules import Policy, Rule
 from pagoda_gateway.requests.errors import (
     UNREACHABLE,
     AllOverloaded,
     Died,
     HoldTimeout,
+    ModelNotAllowed,
     ModelNotFound,
     Overloaded,
     QueueFull,
@@ -42,8 +44,8 @@ class Harness(GatewayHarness):
         super().__init__(timeout_s, limit, **options)
         self.served = []
 
-    async def request(self, label, model="m", failures=(), claim=None, until=None, ping=None):
-        """`until`: the replica has the request until this event."""
+    async def request(self, label, model="m", failures=(), until=None, **of_life):
+        """`until`: the replica has the request until this event. The rest are fields of its life."""
         failures = list(failures)
 
         async with self.in_flight.begin() as life:
@@ -57,7 +59,8 @@ class Harness(GatewayHarness):
                 return Done(life)
 
             life.request = RoutingRequest(model)
-            life.claim, life.ping = claim or life.claim, ping
+            for name, value in of_life.items():
+                setattr(life, name, value)
             return (await self.router.serve(life, attempt)).life
 
     async def serve(self, attempt):
@@ -118,6 +121,21 @@ async def test_a_name_that_disappears_ends_the_wait():
     with pytest.raises(ModelNotFound):
         await task
     assert harness.queue.total == 0
+
+
+async def test_a_name_that_moves_to_a_namespace_that_is_hidden_from_the_tenant_ends_its_wait():
+    harness = Harness()
+    discover(harness)
+    policy = Policy((Rule("a", namespaces=frozenset({"ns", "other"})), Rule("b", namespaces=frozenset({"ns"}))))
+    held, free = harness.start("held", policy=policy), harness.start("free")
+    await turns()
+    harness.service("other/x", created="2026-01-02T00:00:00Z")
+    harness.cache.delete_service("ns/s")
+    with pytest.raises(ModelNotAllowed):
+        await held
+    harness.frame(name="other/a", service="other/x")
+    await free
+    assert harness.served == ["free"]
 
 
 async def test_a_name_lost_seconds_ago_may_come_back_and_one_lost_long_ago_does_not():

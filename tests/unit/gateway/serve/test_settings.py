@@ -44,6 +44,13 @@ def test_nonsense_is_refused_by_name_and_value(name, value, capsys):
     assert repr(value) in message
 
 
+def test_tls_of_envoys_port_needs_a_certificate(capsys):
+    with pytest.raises(SystemExit):
+        load(["--ext-proc-tls", "true"], SERVED)
+    assert "ext-proc-tls needs tls-cert and tls-key" in capsys.readouterr().err
+    assert load(["--ext-proc-tls", "true", "--tls-cert", "c", "--tls-key", "k"], SERVED).ext_proc_tls
+
+
 def test_an_unknown_flag_is_refused():
     with pytest.raises(SystemExit):
         load(["--no-such-flag"], {})

@@ -4,11 +4,16 @@ import asyncio
 import ssl
 from contextlib import asynccontextmanager, suppress
 
+import grpc
+import grpc.aio
 import pytest
 from aiohttp import web
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from pagoda_contracts.names import GRPC_HEALTH_CHECK
+from pagoda_gateway.extproc.server import ExtProcServer
 from pagoda_gateway.proxy.connection import Bounds
 from pagoda_gateway.proxy.listener import listening
-from pagoda_gateway.serve.tls import tls_context
+from pagoda_gateway.serve.tls import grpc_credentials, tls_context
 from support.servers.certificates import CERT, KEY, mount, write_pair
 
 
@@ -99,6 +104,38 @@ def test_files_that_cannot_be_used_end_the_start_and_are_named(tmp_path):
         tls_context(tmp_path / KEY, tmp_path / KEY)
     with pytest.raises(FileNotFoundError):
         tls_context(tmp_path / "none.pem", tmp_path / KEY)
+
+
+async def test_envoys_port_uses_a_renewed_certificate_for_new_connections_and_keeps_the_last_good_pair(tmp_path):
+    clock = Clock()
+    server = ExtProcServer(None, None, lambda: True)
+    port = await server.start("127.0.0.1:0", grpc_credentials(mount(tmp_path, "first") / CERT, tmp_path / KEY, clock))
+
+    async def serving(channel):
+        check = channel.unary_unary(
+            GRPC_HEALTH_CHECK, request_serializer=HealthCheckRequest.SerializeToString, response_deserializer=HealthCheckResponse.FromString
+        )
+        try:
+            return (await check(HealthCheckRequest())).status == HealthCheckResponse.SERVING
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+
+    def trusting(name):
+        return grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials((tmp_path / name / CERT).read_bytes()))
+
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as plain, trusting("first") as first, asyncio.timeout(120):
+            assert [await serving(channel) for channel in (plain, first)] == [grpc.StatusCode.UNAVAILABLE, True]
+            mount(tmp_path, "second")
+            clock.now += 1
+            async with trusting("second") as second:
+                assert [await serving(channel) for channel in (first, second)] == [True, True]
+            (tmp_path / "second" / KEY).unlink()
+            clock.now += 1
+            async with trusting("second") as second:
+                assert await serving(second) is True
+    finally:
+        await server.stop(0)
 
 
 async def test_a_handshake_that_does_not_end_is_cut(tmp_path, monkeypatch):

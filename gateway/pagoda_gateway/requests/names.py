@@ -1,0 +1,48 @@
+"""Names: what a tenant is told of a name that it cannot use: nobody has it, it was lost seconds ago, or it is hidden from the tenant.
+
+Asked by router.py, limiter.py and proxy/handlers.py. Which service has a name is watch/cache.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pagoda_gateway.limits.rules import Policy, Rule
+from pagoda_gateway.requests.errors import ModelGone, ModelNotAllowed, ModelNotFound
+from pagoda_gateway.requests.near_names import near
+from pagoda_gateway.watch.cache import EndpointCache
+
+# A service that is made anew (`kubectl replace --force`) has its name again within seconds.
+_LOST_MS: Final = 30_000
+
+
+class Names:
+    """The names that services have, and those that were lost of late, with the namespaces of their services."""
+
+    def __init__(self, cache: EndpointCache, clock_ms: Callable[[], float]) -> None:
+        self._cache, self._clock_ms = cache, clock_ms
+        self._namespaces: dict[str, str] = {}
+        self._lost: dict[str, tuple[float, str]] = {}
+
+    def changed(self) -> None:
+        """Reads the cache again."""
+        now_ms, before = self._clock_ms(), self._namespaces
+        self._namespaces = {model.name: model.namespace for model in self._cache.models()}
+        lost = {name: one for name, one in self._lost.items() if now_ms - one[0] < _LOST_MS}
+        lost |= {name: (now_ms, namespace) for name, namespace in before.items()}
+        self._lost = {name: one for name, one in lost.items() if name not in self._namespaces}
+
+    def hidden(self, model: str, policy: Policy) -> Rule | None:
+        """Returns the rule that hides the service with this name from a tenant; None also if nobody has the name."""
+        namespace = self._namespaces.get(model)
+        return None if namespace is None else policy.hiding(namespace)
+
+    def not_found(self, model: str, policy: Policy) -> ModelNotFound:
+        """Returns the error for a name that nobody has, or that is hidden from the tenant: the two look alike. One that was lost seconds
+        ago is worth a retry."""
+        lost = self._lost.get(model)
+        if lost is not None and self._clock_ms() - lost[0] < _LOST_MS and policy.hiding(lost[1]) is None:
+            return ModelGone(model)
+        seen = [name for name, namespace in self._namespaces.items() if policy.refusing(name) is None and policy.hiding(namespace) is None]
+        return (ModelNotAllowed if policy.hides else ModelNotFound)(model, near(model, seen))
