@@ -62,6 +62,14 @@ NOT_ENABLED: Final = Reason(
     person_only=True,
     kind=LORA_ADAPTER,
 )
+NOT_ALLOWED: Final = Reason(
+    "NotAllowed",
+    STALLED,
+    "The service is in another namespace and does not accept adapters of this one.",
+    "Add a selector that matches the adapter's namespace to spec.adapters.allowFrom of the service.",
+    person_only=True,
+    kind=LORA_ADAPTER,
+)
 NAME_TAKEN: Final = Reason(
     "NameConflict",
     STALLED,

@@ -36,7 +36,8 @@ class ServiceRef(Model):
     name: Subdomain = Field(description="The InferenceService's name.")
     namespace: DnsName | None = Field(
         default=None,
-        description="The service's namespace; the adapter's own if absent. Another namespace is not acted on yet.",
+        description="The service's namespace; the adapter's own if absent. A service of another namespace must allow it "
+        "(spec.adapters.allowFrom).",
     )
 
 

@@ -157,7 +157,7 @@ class AllowFrom(Model):
     """The namespaces from which adapters are accepted."""
 
     namespaces: Literal["Same", "Selector"] = Field(
-        default="Same", description="Same: this namespace. Selector: those that `selector` matches."
+        default="Same", description="Same: this namespace. Selector: this one, and those that `selector` matches."
     )
     selector: LabelSelector | None = Field(default=None, description="Namespaces by label; with Selector only.")
 
@@ -180,9 +180,7 @@ class AdaptersSpec(Model):
         default=(),
         description="Claims from which adapters may come (pvc://), mounted read-only. The model's own claim is one without being named.",
     )
-    allow_from: AllowFrom = Field(
-        default=AllowFrom(), description="The namespaces from which adapters are accepted. Selector is not acted on yet."
-    )
+    allow_from: AllowFrom = Field(default=AllowFrom(), description="The namespaces from which adapters are accepted.")
 
 
 class ProfileRef(Model):

@@ -84,6 +84,19 @@ def parse_adapter(body: Json) -> Adapter | None:
         return Adapter(*known, invalid=explain(error), **rest)
 
 
+class Namespace(NamedTuple):
+    """A namespace, as far as services say from which ones they accept adapters."""
+
+    name: str
+    labels: frozenset[tuple[str, str]]
+
+
+def parse_namespace(body: Json) -> Namespace:
+    """The cache's parser."""
+    meta = body["metadata"]
+    return Namespace(meta["name"], frozenset((meta.get("labels") or {}).items()))
+
+
 class Entry(NamedTuple):
     """One adapter of a catalogue, as it is sent."""
 

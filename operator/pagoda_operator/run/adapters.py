@@ -16,7 +16,7 @@ import structlog
 from pagoda_operator.api.adapters import Adapter, CatalogueOrder, Entry, Phase, Progress
 from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.state import ADAPTERS, Key, Observed
+from pagoda_operator.api.state import ADAPTERS, NAMESPACES, Key, Observed
 from pagoda_operator.client.catalogues import Catalogues
 from pagoda_operator.decide.adapters.catalogue import Catalogue, Host, catalogue
 from pagoda_operator.decide.adapters.places import Places, Replica, place
@@ -111,7 +111,7 @@ class Adapters:
         if observed is None:
             return None
         names = observed.spec.model.served_names if observed.spec is not None else ()
-        return Host(key, observed.spec, names or (key.name,), self._owners.owner)
+        return Host(key, observed.spec, names or (key.name,), self._owners.owner, self._caches.all(NAMESPACES))
 
     def _learn(self, known: _Known, places: Places) -> None:
         """With a new generation where the catalogue of a replica is another one."""

@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from pagoda_contracts.names import LABEL_SERVICE
 
-from pagoda_operator.api.adapters import parse_adapter
+from pagoda_operator.api.adapters import parse_adapter, parse_namespace
 from pagoda_operator.api.pods import by_scheduler
 from pagoda_operator.api.state import (
     ADAPTERS,
     CHILD_RESOURCES,
     CORE_SERVICES,
     DISRUPTION_BUDGETS,
+    NAMESPACES,
     NODES,
     PODS,
     PROFILES,
@@ -117,6 +118,7 @@ def _without_ignored(value: Any) -> Any:
 
 PARSERS: Final[Mapping[Resource, Callable[[Json], Any]]] = {
     ADAPTERS: parse_adapter,
+    NAMESPACES: parse_namespace,
     NODES: parse_node,
     PODS: parse_occupant,
     QUOTAS: parse_quota,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pagoda_contracts.name_owners import ServedName, resolve
 
-from pagoda_operator.api.state import ADAPTERS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource, Taken
+from pagoda_operator.api.state import ADAPTERS, NAMESPACES, NODES, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource, Taken
 from pagoda_operator.watch.caches import Seen
 from pagoda_operator.watch.kept import Packed
 from pagoda_operator.watch.observe import profile_name
@@ -34,6 +34,8 @@ class Triggers:
         # Node → services → how many of its replicas are there: a change of the node concerns these services.
         self._on_node: dict[str, dict[Key, int]] = {}
         self._waiting: set[Key] = set()
+        # Namespace → services that an adapter there has named.
+        self._attached: dict[str, set[Key]] = {}
 
     def changed(self, resource: Resource, key: Key, before: Seen | None, after: Seen | None) -> None:
         """Something that is compared changed in an object."""
@@ -80,7 +82,11 @@ class Triggers:
             counted = {name for quota in known for name in quota.namespaces}
             self._wake({*(service for service in self._profiles if service.namespace in counted), *self._waiting})
         elif resource == ADAPTERS:
+            for adapter in known:
+                self._attached.setdefault(adapter.meta.namespace, set()).add(adapter.service)
             self._wake({adapter.service for adapter in known})
+        elif resource == NAMESPACES:  # whose labels say which services accept its adapters
+            self._wake(self._attached.get(key.name, ()))
         else:
             self._wake(self._waiting)
 

@@ -17,7 +17,7 @@ from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
 from pagoda_daemon.simulated.replicas.text import VOCAB
-from pagoda_operator.api.state import ADAPTERS, CONFIG_MAPS, PODS
+from pagoda_operator.api.state import ADAPTERS, CONFIG_MAPS, NAMESPACES, PODS
 from support.engine.adapter_files import write_adapter
 from support.kube.fake_kubelet import PATIENT, InLoop, fake_kubelet
 from support.kube.operator_process import OperatorProcess
@@ -28,6 +28,7 @@ from support.servers.local_front import local_config, local_front
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 PROMPT = list(range(5, 45))
+WANTED = {"maxLoaded": 2, "allowFrom": {"namespaces": "Selector", "selector": {"matchLabels": {"team": "blue"}}}}
 
 
 class Cluster:
@@ -36,22 +37,22 @@ class Cluster:
     def __init__(self, real, claims, gateway):
         self.real, self.claims, self.gateway = real, claims, gateway
 
-    def apply(self, name, folder, **spec):
+    def apply(self, name, folder, namespace="", **spec):
         wanted = {"serviceRef": {"name": "tiny"}, "source": {"uri": f"pvc://models/{folder}"}, "placement": {"mode": "Eager"}}
         body = {"apiVersion": API_VERSION, "kind": "LoraAdapter", "metadata": {"name": name}, "spec": wanted | spec}
-        return self.real.kube.create(ADAPTERS, self.real.namespace, body)
+        return self.real.kube.create(ADAPTERS, namespace or self.real.namespace, body)
 
-    def status(self, name):
+    def status(self, name, namespace=""):
         """Conditions by type, and the rest, once they are about the newest generation."""
-        found = self.real.kube.get(ADAPTERS, self.real.namespace, name)
+        found = self.real.kube.get(ADAPTERS, namespace or self.real.namespace, name)
         status = found.get("status", {})
         if status.get("observedGeneration") != found["metadata"]["generation"]:
             return None
         return status | {one["type"]: (one["status"], one["reason"], one["message"]) for one in status["conditions"]}
 
-    async def reported(self, name, reason, loaded=0):
+    async def reported(self, name, reason, loaded=0, namespace=""):
         def look():
-            status = self.status(name)
+            status = self.status(name, namespace)
             return status if status and status["Ready"][1] == reason and status["loaded"] >= loaded else None
 
         return await until(look, f"{name} {reason}")
@@ -109,7 +110,7 @@ async def here(real, account, tmp_path, monkeypatch):
             return InLoop(await inner.enter_async_context(local_front(config, folder / "text")), inner)
 
         model = {"uri": "pvc://models", "servedNames": [MODEL]}
-        await asyncio.to_thread(real.apply, replicas=2, model=model, adapters={"maxLoaded": 2}, health={"progressTimeout": "30m"})
+        await asyncio.to_thread(real.apply, replicas=2, model=model, adapters=WANTED, health={"progressTimeout": "30m"})
         operators = [await asyncio.to_thread(OperatorProcess, account)]
         stack.callback(partial(end_last, operators))
         (tmp_path / "pods").mkdir()
@@ -181,3 +182,17 @@ async def test_an_adapter_is_back_after_restarts_of_operator_and_pod_and_one_tha
     status = await here.reported("later", "NotImplemented")
     assert status["Ready"] == ("False", "NotImplemented", "not acted on yet: placement.mode OnDemand (use Eager or Replicas)")
     assert "later" not in await here.models()
+
+
+async def test_another_namespace_attaches_an_adapter_once_its_labels_are_those_that_the_service_allows(here):
+    guest, kube = f"{here.real.namespace}-guest", here.real.kube
+    await asyncio.to_thread(kube.create, NAMESPACES, "", {"metadata": {"name": guest}})
+    try:
+        reference = {"name": "tiny", "namespace": here.real.namespace}
+        await asyncio.to_thread(here.apply, "foreign", "two", guest, serviceRef=reference)
+        await here.reported("foreign", "NotAllowed", namespace=guest)
+        await asyncio.to_thread(kube.merge, NAMESPACES, "", guest, {"metadata": {"labels": {"team": "blue"}}})
+        await here.reported("foreign", "Resident", 2, guest)
+        assert await here.ask("foreign") == here.expected("two")
+    finally:
+        await asyncio.to_thread(kube.delete, NAMESPACES, "", guest)

@@ -38,6 +38,8 @@ log = structlog.get_logger()
 
 _MOST: Final = 1024
 _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
+# Fetches at a time. The sidecar refuses more than 32, and each has several files under way.
+_FETCHES: Final = 8
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 60.0
 
@@ -72,7 +74,7 @@ class AdapterOrders:
         self._replica, self._catalogue, self._fetch, self._uid = replica, catalogue, fetch, uid
         self._wanted: dict[str, _Wanted] = {}
         self._last = (0, 0)
-        self._ready = asyncio.Event()
+        self._ready, self._fetches = asyncio.Event(), asyncio.Semaphore(_FETCHES)
         replica.listeners.append(self._look)
 
     @property
@@ -143,7 +145,8 @@ class AdapterOrders:
             if one.phase == ADAPTER_PHASE_KNOWN:
                 self._now(one, ADAPTER_PHASE_FETCHING)
 
-        found = await fetch(one.entry, begun)
+        async with self._fetches:
+            found = await fetch(one.entry, begun)
         await self._ready.wait()
         await catalogue.bring(one.entry.name, found.path, found.digest)
         one.digest = found.digest

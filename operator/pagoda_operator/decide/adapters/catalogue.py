@@ -10,7 +10,7 @@ from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.adapter import LoraAdapterSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
-from pagoda_operator.api.adapters import Adapter, Entry
+from pagoda_operator.api.adapters import Adapter, Entry, Namespace
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import fetch
 
@@ -40,12 +40,23 @@ class Catalogue(NamedTuple):
 
 
 class Host(NamedTuple):
-    """The service: its key, its spec (None if it cannot be read), the names that it is served by, and who owns a name."""
+    """The service: its key, its spec (None if it cannot be read), the names that it is served by, who owns a name, and the namespaces that
+    are known."""
 
     key: Key
     spec: InferenceServiceSpec | None
     served_names: tuple[str, ...]
     owner: Owner
+    namespaces: tuple[Namespace, ...] = ()
+
+    def allows(self, namespace: str) -> bool:
+        """Whether it accepts adapters of that other namespace."""
+        adapters = self.spec.adapters if self.spec is not None else None
+        selector = adapters.allow_from.selector if adapters is not None else None
+        if selector is None:
+            return False
+        wanted = selector.match_labels.items()
+        return any(one.name == namespace and wanted <= one.labels for one in self.namespaces)
 
 
 def catalogue(host: Host | None, adapters: Iterable[Adapter]) -> Catalogue:
@@ -65,10 +76,12 @@ def _refusal(host: Host | None, adapter: Adapter, older: Sequence[Adapter]) -> R
     """The first thing that is wrong with it."""
     if adapter.spec is None:
         return Refusal(reasons.INVALID, adapter.invalid)
-    if fields := _not_built(adapter, adapter.spec):
-        return Refusal(reasons.NOT_IMPLEMENTED, f"not acted on yet: {', '.join(fields)}")
+    if adapter.spec.placement.mode == "OnDemand":
+        return Refusal(reasons.NOT_IMPLEMENTED, "not acted on yet: placement.mode OnDemand (use Eager or Replicas)")
     if host is None:
         return Refusal(reasons.NO_SERVICE, f"there is no InferenceService {adapter.service.name} in {adapter.service.namespace}")
+    if adapter.meta.namespace != host.key.namespace and not host.allows(adapter.meta.namespace):
+        return Refusal(reasons.NOT_ALLOWED, f"spec.adapters.allowFrom of the service does not accept namespace {adapter.meta.namespace}")
     if host.spec is None or host.spec.adapters is None:
         return Refusal(reasons.NOT_ENABLED, f"InferenceService {host.key.name} has no spec.adapters")
     wrong, taken = _source(adapter.spec, host.spec), _taken(host, adapter, older)
@@ -83,15 +96,6 @@ def _crowded(older: Sequence[Adapter], most: int) -> str:
         return f"the service has {_MOST_NAMES} older adapters"
     everywhere = sum(other.copies is None for other in older)
     return f"{most} older adapters have all places of spec.adapters.maxLoaded" if everywhere >= most else ""
-
-
-def _not_built(adapter: Adapter, spec: LoraAdapterSpec) -> tuple[str, ...]:
-    mode, elsewhere = spec.placement.mode, adapter.service.namespace != adapter.meta.namespace
-    found = (
-        "placement.mode OnDemand (use Eager or Replicas)" if mode == "OnDemand" else "",
-        "serviceRef.namespace (the service must be in the adapter's namespace)" if elsewhere else "",
-    )
-    return tuple(filter(None, found))
 
 
 def _source(spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:

@@ -18,13 +18,7 @@ from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import fetched, has_revisions, has_sidecar
 from pagoda_operator.decide.replicas.replica import clean, stage
 
-_NOT_YET: Final = (
-    "engine.kvCache.memoryFraction",
-    "engine.kvCache.dtype",
-    "engine.kvCache.cpuOffload",
-    "routing.overflow.service",
-    "adapters.allowFrom",
-)
+_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),

@@ -3,7 +3,7 @@
 import pytest
 from pagoda_contracts.conditions import adapter as reasons
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.api.adapters import Entry, Phase, Progress
+from pagoda_operator.api.adapters import Entry, Namespace, Phase, Progress
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.adapters.catalogue import Host, catalogue, entry_of
 from pagoda_operator.decide.adapters.places import Replica, place
@@ -17,11 +17,11 @@ HAS, LOADS = Progress(Phase.LOADED, DIGEST), Progress(Phase.FETCHING)
 FAILS = Progress(Phase.FAILED, reason="NotFound: no such folder")
 
 
-def host(adapters=None, owner=lambda _name: None, **spec):
+def host(adapters=None, owner=lambda _name: None, namespace="ns", namespaces=(), **spec):
     body = {"model": {"uri": "pvc://models"}, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]} | spec
     if adapters is not None:
         body["adapters"] = adapters
-    return Host(KEY, InferenceServiceSpec.model_validate(body), ("tiny",), owner)
+    return Host(Key(namespace, "tiny"), InferenceServiceSpec.model_validate(body), ("tiny",), owner, namespaces)
 
 
 def why(one, here):
@@ -57,7 +57,7 @@ def test_a_digest_that_the_first_replica_found_is_kept_until_the_spec_changes():
         (adapter("a"), None, reasons.NO_SERVICE, "no InferenceService tiny in ns"),
         (adapter("a"), host(), reasons.NOT_ENABLED, "no spec.adapters"),
         (adapter("a", placement={"mode": "OnDemand"}), host({}), reasons.NOT_IMPLEMENTED, "placement.mode OnDemand"),
-        (adapter("a", serviceRef={"name": "tiny", "namespace": "other"}), host({}), reasons.NOT_IMPLEMENTED, "serviceRef.namespace"),
+        (adapter("a", serviceRef={"name": "tiny", "namespace": "big"}), host({}, namespace="big"), reasons.NOT_ALLOWED, "namespace ns"),
         (adapter("a", source={"uri": "https://x/y"}), host({}), reasons.INVALID, "must start with one of: pvc://"),
         (adapter("a", source={"uri": "pvc://other/x"}), host({}), reasons.INVALID, "claim 'other' is not mounted"),
         (adapter("a", source={"uri": "hf://x/y", "credential": "k"}), host({}), reasons.INVALID, "'k' is not a name"),
@@ -74,6 +74,16 @@ def test_what_cannot_be_served_is_refused_with_its_reason(one, here, reason, wor
 
 def test_a_claim_that_the_service_names_is_one_to_come_from():
     assert catalogue(host({"claims": ["other"]}), [adapter("a", source={"uri": "pvc://other/x"})]).names == ("a",)
+
+
+def test_an_adapter_of_another_namespace_is_taken_if_the_service_allows_its_labels():
+    one = adapter("a", serviceRef={"name": "tiny", "namespace": "big"})
+    selector = {"allowFrom": {"namespaces": "Selector", "selector": {"matchLabels": {"team": "blue"}}}}
+    labels = frozenset({("team", "blue"), ("x", "y")})
+    for known, accepted in ((Namespace("ns", labels), True), (Namespace("ns", frozenset()), False), (Namespace("other", labels), False)):
+        found = catalogue(host(selector, namespace="big", namespaces=(known,)), [one])
+        assert bool(found.accepted) is accepted
+    assert catalogue(host(selector), [adapter("a")]).accepted  # its own namespace needs no label
 
 
 def test_a_name_that_the_service_holds_for_the_adapter_stays_its_own():

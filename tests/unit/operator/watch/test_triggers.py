@@ -6,6 +6,7 @@ from pagoda_operator.api.state import (
     ADAPTERS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    NAMESPACES,
     NODES,
     PODS,
     PROFILES,
@@ -145,6 +146,9 @@ def test_slices_wake_waiting_services_and_adapters_their_own(harness):
     adapter = {"metadata": {"name": "l", "namespace": "ns", "generation": 1}, "spec": {"serviceRef": {"name": "tiny"}}}
     assert harness.throw(ADAPTERS, adapter) == [Key("ns", "tiny")]
     assert harness.throw(ADAPTERS, adapter | {"spec": {}}) == [Key("ns", "tiny")]
+    # The labels of an adapter's namespace may decide whether its service accepts it.
+    assert harness.throw(NAMESPACES, {"metadata": {"name": "ns", "labels": {"team": "blue"}}}) == [Key("ns", "tiny")]
+    assert harness.throw(NAMESPACES, {"metadata": {"name": "other"}}) == []
 
 
 def test_a_childs_status_wakes_only_if_it_is_decisive(harness):

@@ -24,6 +24,7 @@ from pagoda_contracts.pb.daemon_pb2 import (
 from pagoda_daemon.api.access.caller import ROLE_ANYBODY
 from pagoda_daemon.api.access.roles import METHODS
 from pagoda_daemon.api.grpc import orders
+from pagoda_daemon.api.grpc.fetching import Fetched
 from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
 from pagoda_daemon.simulated.replicas.text import VOCAB
 from support.engine.adapter_files import write_adapter
@@ -201,3 +202,20 @@ async def test_a_sidecar_that_is_gone_is_named_and_asked_again(tmp_path, claims)
         here.front.front._orders._fetch._address = "127.0.0.1:1"
         (silent,) = await here.settled(adapter("a", "one"), phase=ADAPTER_PHASE_FAILED)
         assert silent.reason == "the fetch sidecar did not answer: UNAVAILABLE"
+
+
+async def test_a_large_catalogue_is_fetched_a_few_at_a_time(tmp_path, claims):
+    async with replica(tmp_path, claims, max_loaded=40) as here:
+        running, most = 0, 0
+
+        async def fetch(_entry, _begun):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            return Fetched(claims / "loras" / "one", "sha256:" + "a" * 64)
+
+        here.front.front._orders._fetch = fetch
+        await here.settled(*(adapter(f"a{number}", "one") for number in range(40)))
+        assert most == 8

@@ -84,7 +84,7 @@ def test_waiting_for_an_accelerator_is_no_new_revision():
     "field",
     [
         *("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload"),
-        *("model.credential", "credentials", "model.revision", "adapters.allowFrom", "routing.overflow.service"),
+        *("model.credential", "credentials", "model.revision", "routing.overflow.service"),
     ],
 )
 def test_each_field_that_changes_nothing_yet_is_named(field):
@@ -103,10 +103,10 @@ def full(field):
 
 
 def test_the_status_names_them_and_is_silent_about_defaults_written_out():
-    harness = Harness(adapters={"allowFrom": {"namespaces": "Selector", "selector": {"matchLabels": {"a": "b"}}}})
+    harness = Harness(engine={"kvCache": {"cpuOffload": "1Gi"}})
     harness.settle()
     harness.make_ready()
-    assert harness.conditions()["Ready"]["message"].endswith("; not acted on yet: adapters.allowFrom")
+    assert harness.conditions()["Ready"]["message"].endswith("; not acted on yet: engine.kvCache.cpuOffload")
     silent = {"scaling": {"mode": "Manual"}, "rollout": {}, "engine": {"quantization": "none", "kvCache": {"prefixCaching": True}}}
     spec = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://a"}, "accelerators": [CPU]} | silent)
     assert ignored_fields(spec) == ()
