@@ -40,10 +40,10 @@ def command(
         told = request_lines(access, target.removeprefix(PREFIX), since)
         print(json.dumps(told, indent=2) if output == "json" else request_text(told))
         return
-    service = get(access, f"{INFERENCE_SERVICE.plural}.{GROUP}", named(target))
+    service = get(access, INFERENCE_SERVICE.resource, named(target))
     inside = access._replace(namespace=service["metadata"]["namespace"])
     pods = listed(inside, "pods", f"--selector={LABEL_SERVICE}={service['metadata']['name']}")
-    quotas = listed(access, f"{TENANT_QUOTA.plural}.{GROUP}")
+    quotas = listed(access, TENANT_QUOTA.resource)
     found = answer(service, pods or [], quotas)
     print(json.dumps(found, indent=2) if output == "json" else text(found))
 

@@ -39,7 +39,7 @@ def crd(kind: Kind) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{kind.plural}.{GROUP}"},
+        "metadata": {"name": kind.resource},
         "spec": {
             "group": GROUP,
             "scope": kind.scope,
@@ -48,6 +48,7 @@ def crd(kind: Kind) -> dict[str, Any]:
                 "listKind": f"{kind.kind}List",
                 "plural": kind.plural,
                 "singular": kind.kind.lower(),
+                **({"shortNames": list(kind.short_names)} if kind.short_names else {}),
                 "categories": ["pagoda"],
             },
             "versions": [version],

@@ -7,9 +7,10 @@ from typing import Final
 
 from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import TYPES, ConditionType, Reason
+from pagoda_contracts.resources.service import INFERENCE_SERVICE
 
 PATH: Final = "docs/conditions.md"
-_HEAD: Final = """# Conditions and reasons
+_HEAD: Final = f"""# Conditions and reasons
 
 GENERATED from contracts/pagoda_contracts/conditions/ by `make generate`. Do not edit.
 
@@ -17,9 +18,9 @@ The operator says in `status.conditions` where an object stands and why. `pagoda
 `pagoda why NAME` prints all that the operator says of one service.
 
 ```sh
-kubectl get inferenceservice llama -o wide                             # the reason of Ready, and its message
-kubectl wait inferenceservice/llama --for=condition=Ready --timeout=10m
-kubectl wait inferenceservice/llama --for=condition=Stalled --timeout=10m   # a script fails fast: only a person can fix it
+kubectl get {INFERENCE_SERVICE.resource} llama -o wide                             # the reason of Ready, and its message
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Ready --timeout=10m
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeout=10m   # a script fails fast: only a person can fix it
 ```
 
 ## Condition types

@@ -40,7 +40,8 @@ def text() -> str:
 
 def _kind(kind: Kind) -> str:
     schema = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    parts = [f"\n## {kind.kind}\n\n{schema['description']} {kind.scope}; `kubectl get {kind.plural}`.\n"]
+    short = f" or `kubectl get {kind.short_names[0]}`" if kind.short_names else ""
+    parts = [f"\n## {kind.kind}\n\n{schema['description']} {kind.scope}; `kubectl get {kind.resource}`{short}.\n"]
     for part in ("spec", "status"):
         if part in schema["properties"]:
             rows = "".join(_rows(schema["properties"][part], part))

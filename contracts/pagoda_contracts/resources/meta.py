@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from pagoda_contracts.names import API_VERSION
+from pagoda_contracts.names import API_VERSION, GROUP
 
 
 class Rule(NamedTuple):
@@ -166,3 +166,9 @@ class Kind(NamedTuple):
     model: type[BaseModel]
     columns: tuple[Column, ...]
     scale: bool
+    short_names: tuple[str, ...] = ()
+
+    @property
+    def resource(self) -> str:
+        """The name for kubectl that no kind of another group has."""
+        return f"{self.plural}.{GROUP}"

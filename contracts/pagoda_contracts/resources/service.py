@@ -290,4 +290,6 @@ INFERENCE_SERVICE = Kind(
         Column("Age", "date", ".metadata.creationTimestamp", "Age"),
     ),
     scale=True,
+    # Not KServe's isvc: with both kinds installed, kubectl takes the group that it finds first.
+    short_names=("pisvc",),
 )

@@ -97,8 +97,8 @@ def _next_commands(cluster: install.Cluster) -> None:
     console = Console()
     console.print("\nNext:")
     for command in (
-        f"{kubectl} get inferenceservices -o wide",
-        f"{kubectl} scale inferenceservice/{SERVICE} --replicas=2",
+        f"{kubectl} get pisvc -o wide",
+        f"{kubectl} scale pisvc/{SERVICE} --replicas=2",
         "make demo-down",
     ):
         console.print(f"  {command}", highlight=False, soft_wrap=True)

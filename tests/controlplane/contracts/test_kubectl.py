@@ -7,6 +7,7 @@ import pytest
 import yaml
 from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import API_VERSION
+from pagoda_contracts.resources.service import INFERENCE_SERVICE
 from pagoda_contracts.resources.tenant import Usage, WindowLimit, WindowUsage
 from pagoda_operator.quota.usage import summary
 from support.kube.object_table import Row
@@ -22,7 +23,7 @@ def kubectl(cluster):
 
     yield call
     for kind in KINDS:
-        call("delete", kind.plural, "--all", "--wait=true")
+        call("delete", kind.resource, "--all", "--wait=true")
 
 
 def create(kubectl, kind="InferenceService", name="llama", *edits):
@@ -57,7 +58,29 @@ def test_the_category_lists_all_kinds_and_no_short_name_is_taken(kubectl):
     listed = kubectl("get", "pagoda", "-o", "name").split()
     assert sorted(name.partition(".")[0] for name in listed) == sorted(kind.kind.lower() for kind in KINDS)
     table = kubectl("api-resources", "--categories=pagoda", "--no-headers").splitlines()
-    assert [len(line.split()) for line in table] == [4] * len(KINDS)  # NAME APIVERSION NAMESPACED KIND: no SHORTNAMES
+    # NAME, SHORTNAMES if there are any, APIVERSION, NAMESPACED, KIND
+    assert [len(line.split()) for line in table] == [4 + bool(kind.short_names) for kind in sorted(KINDS, key=lambda kind: kind.plural)]
+
+
+@pytest.fixture
+def kserve(kubectl):
+    """KServe's kind of the same name."""
+    names = {"kind": "InferenceService", "plural": "inferenceservices", "singular": "inferenceservice", "shortNames": ["isvc"]}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1beta1", "served": True, "storage": True, "schema": schema}
+    spec = {"group": "serving.kserve.io", "scope": "Namespaced", "names": names, "versions": [version]}
+    name = "inferenceservices.serving.kserve.io"
+    body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": name}, "spec": spec}
+    kubectl("create", "-f", "-", input=json.dumps(body))
+    kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=120s")
+    yield
+    kubectl("delete", f"crd/{name}")
+
+
+@pytest.mark.parametrize("name", [INFERENCE_SERVICE.resource, *INFERENCE_SERVICE.short_names, "pagoda"])
+def test_our_kind_is_found_beside_the_one_of_kserve(kubectl, kserve, name):
+    create(kubectl)
+    assert kubectl("get", name, "-o", "name").split() == ["inferenceservice.serving.pagoda.dev/llama"]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pagoda_contracts.crds.crdgen import files
+from pagoda_contracts.crds.crdgen import KINDS, files
 from pagoda_contracts.crds.schema import SchemaError, structural
 from pagoda_contracts.resources.meta import Model, Transition
 from pagoda_contracts.resources.profile import ServingProfile
@@ -187,7 +188,22 @@ def test_the_chart_ships_every_kind_and_every_schema_says_no_null():
         "inferenceservices", "loraadapters", "servingprofiles", "tenantquotas",
     ]  # fmt: skip
     assert all("null" not in text for text in made.values())
-    assert not any("shortNames" in text for text in made.values())
+
+
+# Of the serving projects whose kinds may be on the same cluster.
+TAKEN = {"isvc", "llmisvc", "is", "isets", "infpool", "va", "mc", "dm"}
+
+
+def test_no_short_name_is_one_of_another_project():
+    assert TAKEN.isdisjoint(name for kind in KINDS for name in kind.short_names)
+
+
+def test_every_command_in_a_document_names_the_kind_with_its_group():
+    """KServe has a kind of the same name."""
+    root = Path(__file__).parents[3]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md"), *(root / "charts/pagoda").rglob("*")]
+    lines = [line for page in pages if page.suffix in (".md", ".txt", ".yaml") for line in page.read_text().splitlines()]
+    assert [line for line in lines if re.search(r"kubectl.*\binferenceservices?\b(?!\.serving)", line)] == []
 
 
 class Bound(Model):
