@@ -38,14 +38,6 @@ INVALID: Final = Reason(
     person_only=True,
     kind=LORA_ADAPTER,
 )
-NOT_IMPLEMENTED: Final = Reason(
-    "NotImplemented",
-    STALLED,
-    "The spec has values that this version does not act on, so the adapter is not loaded.",
-    "Change the fields that the message names.",
-    person_only=True,
-    kind=LORA_ADAPTER,
-)
 NO_SERVICE: Final = Reason(
     "ServiceNotFound",
     STALLED,

@@ -25,6 +25,7 @@ class AdapterPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADAPTER_PHASE_FETCHING: _ClassVar[AdapterPhase]
     ADAPTER_PHASE_LOADED: _ClassVar[AdapterPhase]
     ADAPTER_PHASE_FAILED: _ClassVar[AdapterPhase]
+    ADAPTER_PHASE_ON_DISK: _ClassVar[AdapterPhase]
 
 class Target(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +45,7 @@ ADAPTER_PHASE_KNOWN: AdapterPhase
 ADAPTER_PHASE_FETCHING: AdapterPhase
 ADAPTER_PHASE_LOADED: AdapterPhase
 ADAPTER_PHASE_FAILED: AdapterPhase
+ADAPTER_PHASE_ON_DISK: AdapterPhase
 TARGET_UNSPECIFIED: Target
 TARGET_SERVING: Target
 TARGET_DRAINING: Target
@@ -131,18 +133,20 @@ class State(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., preparing: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "digest", "uri", "credential", "pinned")
+    __slots__ = ("name", "digest", "uri", "credential", "pinned", "on_demand")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     uri: str
     credential: str
     pinned: bool
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., uri: _Optional[str] = ..., credential: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    on_demand: bool
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., uri: _Optional[str] = ..., credential: _Optional[str] = ..., pinned: _Optional[bool] = ..., on_demand: _Optional[bool] = ...) -> None: ...
 
 class AdapterState(_message.Message):
     __slots__ = ("name", "digest", "phase", "reason", "running")

@@ -59,7 +59,7 @@ class Placement(Model):
 
     mode: Literal["OnDemand", "Eager", "Replicas"] = Field(
         default="OnDemand",
-        description="OnDemand: on replicas that get requests for it; not acted on yet. Eager: on all replicas. "
+        description="OnDemand: on the disk of all replicas, and in the memory of those that get requests for it. Eager: on all replicas. "
         "Replicas: on `replicas` of them.",
     )
     replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
@@ -107,7 +107,7 @@ class EndpointAdapter(Model):
     """The adapter on one replica."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
-    state: Literal["Pending", "Fetching", "Loaded", "Evicted", "Failed"] = Field(description="The phase of the rollout.")
+    state: Literal["Pending", "Fetching", "OnDisk", "Loaded", "Failed"] = Field(description="The phase of the rollout.")
     reason: Annotated[str, _LINE] | None = Field(default=None, description="Why it failed.")
 
 

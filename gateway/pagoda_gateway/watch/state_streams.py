@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_DEAD_MS
-from pagoda_contracts.pb.daemon_pb2 import ADAPTER_PHASE_LOADED, Phase, State, WatchStateRequest
+from pagoda_contracts.pb.daemon_pb2 import ADAPTER_PHASE_LOADED, ADAPTER_PHASE_ON_DISK, Phase, State, WatchStateRequest
 from pagoda_kube.streams import Stream, read_forever
 
 from pagoda_gateway.routing.endpoint import Frame, PrefixChange
@@ -44,6 +44,7 @@ class StateSink(Protocol):
 def parse_state(state: State) -> Frame:
     """Returns a message as routing knows it. A phase of a newer version takes no requests."""
     loaded = frozenset(adapter.name for adapter in state.adapters if adapter.phase == ADAPTER_PHASE_LOADED)
+    here = loaded.union(adapter.name for adapter in state.adapters if adapter.phase == ADAPTER_PHASE_ON_DISK)
     return Frame(
         sequence=state.sequence,
         phase=_PHASES.get(state.phase, Verdict.STARTING),
@@ -67,9 +68,9 @@ def parse_state(state: State) -> Frame:
         step_base_us=state.step_base_us,
         step_token_us=state.step_token_us,
         step_row_us=state.step_row_us,
-        adapters=loaded,
+        adapters=here,
         loaded=loaded,
-        coming=frozenset(adapter.name for adapter in state.adapters if adapter.phase != ADAPTER_PHASE_LOADED),
+        coming=frozenset(adapter.name for adapter in state.adapters) - here,
     )
 
 

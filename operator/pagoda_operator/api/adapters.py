@@ -44,6 +44,11 @@ class Adapter:
         return self.spec.placement.replicas if self.spec is not None else None
 
     @property
+    def on_demand(self) -> bool:
+        """Whether a request loads it, so that it needs no place of its own."""
+        return self.spec is not None and self.spec.placement.mode == "OnDemand"
+
+    @property
     def rank(self) -> tuple[str, str]:
         """The smallest is the oldest."""
         return self.created, self.uid
@@ -105,6 +110,7 @@ class Entry(NamedTuple):
     digest: str
     credential: str
     pinned: bool
+    on_demand: bool = False
 
 
 class CatalogueOrder(NamedTuple):
@@ -122,6 +128,7 @@ class Phase(StrEnum):
 
     PENDING = "Pending"
     FETCHING = "Fetching"
+    ON_DISK = "OnDisk"
     LOADED = "Loaded"
     FAILED = "Failed"
 

@@ -16,6 +16,7 @@ from pagoda_contracts.pb.daemon_pb2 import (
     ADAPTER_PHASE_FAILED,
     ADAPTER_PHASE_FETCHING,
     ADAPTER_PHASE_LOADED,
+    ADAPTER_PHASE_ON_DISK,
     Adapter,
     AdapterPhase,
     AdapterState,
@@ -36,6 +37,7 @@ _REFUSALS: Final = (
 )
 _PHASES: Final[dict[AdapterPhase, Phase]] = {
     ADAPTER_PHASE_FETCHING: Phase.FETCHING,
+    ADAPTER_PHASE_ON_DISK: Phase.ON_DISK,
     ADAPTER_PHASE_LOADED: Phase.LOADED,
     ADAPTER_PHASE_FAILED: Phase.FAILED,
 }
@@ -85,7 +87,8 @@ def _refused(order: CatalogueOrder, error: grpc.aio.AioRpcError) -> Found:
 
 def _request(order: CatalogueOrder, epoch: int) -> SetAdaptersRequest:
     adapters = (
-        Adapter(name=one.name, digest=one.digest, uri=one.uri, credential=one.credential, pinned=one.pinned) for one in order.entries
+        Adapter(name=one.name, digest=one.digest, uri=one.uri, credential=one.credential, pinned=one.pinned, on_demand=one.on_demand)
+        for one in order.entries
     )
     return SetAdaptersRequest(adapters=adapters, generation=order.generation, epoch=epoch, pod_uid=order.uid)
 

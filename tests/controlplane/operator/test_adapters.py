@@ -179,9 +179,10 @@ async def test_an_adapter_is_back_after_restarts_of_operator_and_pod_and_one_tha
     assert "pvc://models/none: no such folder" in status["Stalled"][2]
     assert {one["state"] for one in status["endpoints"]} == {"Failed"}
     await asyncio.to_thread(here.apply, "later", "one", placement={"mode": "OnDemand"})
-    status = await here.reported("later", "NotImplemented")
-    assert status["Ready"] == ("False", "NotImplemented", "not acted on yet: placement.mode OnDemand (use Eager or Replicas)")
-    assert "later" not in await here.models()
+    status = await here.reported("later", "Resident", loaded=0)
+    assert {one["state"] for one in status["endpoints"]} == {"OnDisk"}
+    assert "later" in await here.models()
+    assert await here.ask("later") == here.expected("one")  # a request loads it
 
 
 async def test_another_namespace_attaches_an_adapter_once_its_labels_are_those_that_the_service_allows(here):

@@ -17,12 +17,15 @@ _OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
 
 
 class Entry(NamedTuple):
-    """One adapter as the operator wants it. Without a digest, any content at the address will do."""
+    """One adapter as the operator wants it. Without a digest, any content at the address will do. `on_demand`: a request loads it, and
+    evicts it again for another one, unless it is `pinned`."""
 
     name: str
     uri: str
     digest: str = ""
     credential: str = ""
+    on_demand: bool = False
+    pinned: bool = False
 
 
 class Fetched(NamedTuple):

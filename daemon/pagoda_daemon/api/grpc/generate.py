@@ -66,6 +66,8 @@ class GenerateService:
                 hold(size := request.ByteSize())
                 arrived = time.monotonic()
                 limits, ends = self.admission.limits_of(request.model, self.served_names), self.generator.text.stop_ids
+                if self.admission.adapters is not None:
+                    await self.admission.adapters.wake(request.model)
                 adapter = pins.digest_of(request.model, self.served_names)
                 terms = terms_of(principal, request, arrived, context.time_remaining())
                 making = self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))

@@ -20,6 +20,7 @@ from pagoda_contracts.pb.daemon_pb2 import (
     ADAPTER_PHASE_FETCHING,
     ADAPTER_PHASE_KNOWN,
     ADAPTER_PHASE_LOADED,
+    ADAPTER_PHASE_ON_DISK,
     Adapter,
     AdapterPhase,
     AdapterState,
@@ -42,6 +43,8 @@ _DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{64})?")
 _FETCHES: Final = 8
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 60.0
+# The catalogue itself says which of the two an adapter is.
+_HERE: Final = (ADAPTER_PHASE_LOADED, ADAPTER_PHASE_ON_DISK)
 
 
 @dataclass(eq=False)
@@ -100,12 +103,16 @@ class AdapterOrders:
             log.info("catalogue", by=caller.name, epoch=request.epoch, generation=request.generation, adapters=len(entries))
         self._last = order
         self._take(entries, self._catalogue, self._fetch)
-        return SetAdaptersResponse(generation=request.generation, adapters=(self._wanted[entry.name].state for entry in entries))
+        return SetAdaptersResponse(generation=request.generation, adapters=(self._told(self._wanted[entry.name]) for entry in entries))
 
     def states(self) -> list[AdapterState]:
         """As gateways and the operator hear of them: what every name stands for, and what is on its way."""
-        loaded = [] if self._catalogue is None else self._catalogue.states()
-        return [*loaded, *(one.state for one in self._wanted.values() if one.phase != ADAPTER_PHASE_LOADED)]
+        here = [] if self._catalogue is None else self._catalogue.states()
+        return [*here, *(one.state for one in self._wanted.values() if one.phase not in _HERE)]
+
+    def _told(self, one: _Wanted) -> AdapterState:
+        here = [] if self._catalogue is None or one.phase not in _HERE else self._catalogue.states()
+        return next((state for state in here if state.name == one.entry.name), one.state)
 
     def close(self) -> None:
         """Nothing is brought any more."""
@@ -148,9 +155,13 @@ class AdapterOrders:
         async with self._fetches:
             found = await fetch(one.entry, begun)
         await self._ready.wait()
-        await catalogue.bring(one.entry.name, found.path, found.digest)
+        name, on_demand, pinned = one.entry.name, one.entry.on_demand, one.entry.pinned
+        if on_demand:
+            await catalogue.offer(name, found.path, found.digest, pinned=pinned)
+        else:
+            await catalogue.bring(name, found.path, found.digest)
         one.digest = found.digest
-        self._now(one, ADAPTER_PHASE_LOADED)
+        self._now(one, ADAPTER_PHASE_ON_DISK if on_demand else ADAPTER_PHASE_LOADED)
 
     def _now(self, one: _Wanted, phase: AdapterPhase, reason: str = "") -> None:
         one.phase, one.reason = phase, reason
@@ -163,7 +174,7 @@ class AdapterOrders:
 
 def _parsed(adapters: Iterable[Adapter], served: tuple[str, ...]) -> tuple[Entry, ...]:
     """The entries; BadRequest names the one that cannot be meant."""
-    entries = tuple(Entry(one.name, one.uri, one.digest, one.credential) for one in adapters)
+    entries = tuple(Entry(one.name, one.uri, one.digest, one.credential, one.on_demand, one.pinned) for one in adapters)
     if len(entries) > _MOST:
         raise BadRequest(f"adapters must have at most {_MOST} entries, got {len(entries)}", "adapters")
     names: set[str] = set()

@@ -176,8 +176,8 @@ class Info:
         limits, adapters = self.parts.replica.limits, self.parts.admission.adapters
         length, base = limits.max_model_len if limits else None, self.parts.served_names[0]
         cards = {name: ModelCard(name, self.created, base, length) for name in self.parts.served_names}
-        for name, version in ({} if adapters is None else adapters.versions()).items():
-            cards[name] = ModelCard(name, version.created, version.known_as, length, parent=base)
+        for name, (digest, created) in ({} if adapters is None else adapters.names()).items():
+            cards[name] = ModelCard(name, created, digest, length, parent=base)
         return cards
 
 

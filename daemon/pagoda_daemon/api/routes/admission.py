@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
-from pagoda_daemon.api.access.catalogue import Catalogue, pinning
+from pagoda_daemon.api.access.catalogue import AdapterOnDisk, Catalogue, pinning
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
 from pagoda_daemon.api.routes.preparing import Preparing, in_time
@@ -73,7 +74,7 @@ class Admission:
 
     def limits_of(self, model: str | None, served_names: Sequence[str]) -> Ready:
         """What a request for `model` (None: whichever it is) has to fit; ModelNotFound where it is not served."""
-        adapters = {} if self.adapters is None else self.adapters.versions()
+        adapters = {} if self.adapters is None else self.adapters.names()
         if model is not None and model not in served_names and model not in adapters:
             raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join((*served_names, *adapters))}")
         if self.replica.limits is None:
@@ -105,7 +106,17 @@ async def admitted(admission: Admission, scope: Scope, receive: Receive, work: C
         except ClientDisconnect:
             return
         with admission.admit(), pinning(admission.adapters) as scope["state"]["pins"]:
-            await unless_gone(receive, work(body))
+            await unless_gone(receive, _awake(admission, terms.deadline_ms, partial(work, body)))
+
+
+async def _awake(admission: Admission, deadline_ms: int | None, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Does `work`, once more after each time that it finds its adapter on disk only: another request may evict it again meanwhile."""
+    while True:
+        try:
+            return await work()
+        except AdapterOnDisk as found:
+            if admission.adapters is not None:
+                await in_time(deadline_ms, admission.adapters.wake(found.name))
 
 
 async def read_body(request: Request, hold: Callable[[int], None], most: int) -> bytes:

@@ -76,8 +76,6 @@ def _refusal(host: Host | None, adapter: Adapter, older: Sequence[Adapter]) -> R
     """The first thing that is wrong with it."""
     if adapter.spec is None:
         return Refusal(reasons.INVALID, adapter.invalid)
-    if adapter.spec.placement.mode == "OnDemand":
-        return Refusal(reasons.NOT_IMPLEMENTED, "not acted on yet: placement.mode OnDemand (use Eager or Replicas)")
     if host is None:
         return Refusal(reasons.NO_SERVICE, f"there is no InferenceService {adapter.service.name} in {adapter.service.namespace}")
     if adapter.meta.namespace != host.key.namespace and not host.allows(adapter.meta.namespace):
@@ -94,7 +92,7 @@ def _crowded(older: Sequence[Adapter], most: int) -> str:
     """Of those with other placements it depends on the replicas whether there is a place (places.py)."""
     if len(older) >= _MOST_NAMES:
         return f"the service has {_MOST_NAMES} older adapters"
-    everywhere = sum(other.copies is None for other in older)
+    everywhere = sum(other.copies is None and not other.on_demand for other in older)
     return f"{most} older adapters have all places of spec.adapters.maxLoaded" if everywhere >= most else ""
 
 
@@ -129,4 +127,4 @@ def entry_of(adapter: Adapter) -> Entry:
     if adapter.spec is None:
         raise ValueError(f"{adapter.meta.name} was refused: its spec cannot be read")
     source = adapter.spec.source
-    return Entry(adapter.served_name, source.uri, adapter.digest, source.credential or "", adapter.spec.pinned)
+    return Entry(adapter.served_name, source.uri, adapter.digest, source.credential or "", adapter.spec.pinned, adapter.on_demand)

@@ -1,8 +1,9 @@
 """On which replicas each adapter is, within the places that a replica has. Pure.
 
-Older adapters choose first. With placement Replicas an adapter takes the same replicas each time as long as they are there (rendezvous
-hashing), of different nodes if it can, and not one on which it failed of late. A replica that it leaves keeps it until it is loaded on all
-replicas that it goes to, so that requests for it always find one.
+Older adapters choose first. One with placement OnDemand is on the disk of each replica and takes no place. With placement Replicas an
+adapter takes the same replicas each time as long as they are there (rendezvous hashing), of different nodes if it can, and not one on
+which it failed of late. A replica that it leaves keeps it until it is loaded on all replicas that it goes to, so that requests for it
+always find one.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ def place(accepted: Sequence[Adapter], replicas: Sequence[Replica], most: int) -
     on: dict[str, list[Adapter]] = {replica.uid: [] for replica in replicas}
     chosen: dict[str, list[Replica]] = {}
     for adapter in accepted:
-        free = [replica for replica in replicas if len(on[replica.uid]) < most]
+        free = [replica for replica in replicas if adapter.on_demand or _used(on[replica.uid]) < most]
         chosen[adapter.uid] = _choice(adapter, free)
         _put(on, adapter, chosen[adapter.uid])
     for adapter in accepted:
-        _put(on, adapter, [one for one in _staying(adapter, replicas, chosen[adapter.uid]) if len(on[one.uid]) < most])
+        _put(on, adapter, [one for one in _staying(adapter, replicas, chosen[adapter.uid]) if _used(on[one.uid]) < most])
     names = {uid: tuple(sorted(replica.name for replica in picked)) for uid, picked in chosen.items()}
     return Places({uid: tuple(map(entry_of, adapters)) for uid, adapters in on.items()}, names)
+
+
+def _used(adapters: Iterable[Adapter]) -> int:
+    """Places that are taken for good: what a request loads goes when another one needs the place."""
+    return sum(not adapter.on_demand for adapter in adapters)
 
 
 def _put(on: Mapping[str, list[Adapter]], adapter: Adapter, replicas: Iterable[Replica]) -> None:

@@ -39,10 +39,11 @@ def status(adapter: Adapter, found: Mapping[str, Progress], service: Replicas, n
     """The whole status of an accepted adapter on the wire. `found`: how far it is on each replica that should have it; `service`: the
     replicas that the service has and should have."""
     loaded = [one for one in found.values() if one.phase is Phase.LOADED]
+    here = [one for one in found.values() if one.phase is Phase.ON_DISK] + loaded
     return LoraAdapterStatus(
         observed_generation=adapter.generation,
-        conditions=_conditions(adapter, _verdict(adapter, found, len(loaded), service), len(loaded), now),
-        digest=adapter.digest or next((one.digest for one in loaded if one.digest), None),
+        conditions=_conditions(adapter, _verdict(adapter, found, len(here), service), len(here), now),
+        digest=adapter.digest or next((one.digest for one in here if one.digest), None),
         loaded=len(loaded),
         endpoints=tuple(
             EndpointAdapter(pod=pod, state=one.phase.value, reason=one.reason[:_MAX_REASON] or None)
@@ -65,7 +66,7 @@ def _verdict(adapter: Adapter, found: Mapping[str, Progress], loaded: int, servi
     wanted = service.ready if adapter.copies is None else min(service.ready, adapter.copies)
     if not found:
         return _Verdict("stalled", reasons.TOO_MANY, f"older adapters have all places of the {service.ready} ready replicas")
-    count = f"loaded on {loaded} of {wanted} replicas"
+    count = f"{'on the disk of' if adapter.on_demand else 'loaded on'} {loaded} of {wanted} replicas"
     failed = [f"{pod}: {one.reason}" for pod, one in sorted(found.items()) if one.phase is Phase.FAILED]
     why = "".join(f"; {text}" for text in failed[:_NAMED])
     if len(failed) == len(found):

@@ -47,7 +47,13 @@ def test_what_the_predicted_time_to_first_token_needs_reaches_the_frame():
     assert {name: getattr(frame, name) for name in said} == said
 
 
-def test_names_that_stand_for_adapters_reach_the_frame_and_those_on_their_way_apart():
-    known = [AdapterState(name="pirate", phase=AdapterPhase.ADAPTER_PHASE_LOADED), AdapterState(name="polite")]
+def test_adapters_reach_the_frame_and_those_in_memory_and_on_their_way_apart():
+    phases = {
+        "pirate": AdapterPhase.ADAPTER_PHASE_LOADED,
+        "polite": AdapterPhase.ADAPTER_PHASE_ON_DISK,
+        "late": AdapterPhase.ADAPTER_PHASE_FETCHING,
+        "broken": AdapterPhase.ADAPTER_PHASE_FAILED,
+    }
+    known = [AdapterState(name=name, phase=phase) for name, phase in phases.items()]
     frame = parse_state(State(phase=Phase.PHASE_READY, adapters=known))
-    assert (frame.adapters, frame.loaded, frame.coming) == ({"pirate"}, {"pirate"}, {"polite"})
+    assert (frame.adapters, frame.loaded, frame.coming) == ({"pirate", "polite"}, {"pirate"}, {"late", "broken"})

@@ -56,7 +56,6 @@ def test_a_digest_that_the_first_replica_found_is_kept_until_the_spec_changes():
     [
         (adapter("a"), None, reasons.NO_SERVICE, "no InferenceService tiny in ns"),
         (adapter("a"), host(), reasons.NOT_ENABLED, "no spec.adapters"),
-        (adapter("a", placement={"mode": "OnDemand"}), host({}), reasons.NOT_IMPLEMENTED, "placement.mode OnDemand"),
         (adapter("a", serviceRef={"name": "tiny", "namespace": "big"}), host({}, namespace="big"), reasons.NOT_ALLOWED, "namespace ns"),
         (adapter("a", source={"uri": "https://x/y"}), host({}), reasons.INVALID, "must start with one of: pvc://"),
         (adapter("a", source={"uri": "pvc://other/x"}), host({}), reasons.INVALID, "claim 'other' is not mounted"),
@@ -194,3 +193,17 @@ def test_older_adapters_have_the_places_of_a_replica_and_the_others_say_that_the
     partly = conditions(status(none, {place_of_c: HAS}, Replicas(2, 2), NOW))
     assert partly["Ready"][1:] == ("Loading", "loaded on 1 of 2 replicas; 1 have no place left")
     assert conditions(status(none, {}, Replicas(2, 2), NOW))["Stalled"][1] == "TooManyAdapters"
+
+
+def test_what_a_request_loads_is_on_every_disk_takes_no_place_and_is_ready_without_being_loaded():
+    everywhere, waiting = adapter("a"), adapter("b", placement={"mode": "OnDemand"})
+    found = place([everywhere, waiting], [Replica("p", "p"), Replica("q", "q")], 1)
+    assert {uid: [entry.on_demand for entry in entries] for uid, entries in found.entries.items()} == {
+        "p": [False, True],
+        "q": [False, True],
+    }
+    here = {"p": Progress(Phase.ON_DISK, DIGEST), "q": HAS}
+    said = status(waiting, here, Replicas(2, 2), NOW)
+    assert conditions(said)["Ready"] == ("True", "Resident", "on the disk of 2 of 2 replicas")
+    assert (said["loaded"], said["digest"]) == (1, DIGEST)
+    assert [one["state"] for one in said["endpoints"]] == ["OnDisk", "Loaded"]

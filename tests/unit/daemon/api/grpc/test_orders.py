@@ -15,6 +15,7 @@ from pagoda_contracts.names import GRPC_SET_ADAPTERS, GRPC_WATCH_STATE, ROLE_OPE
 from pagoda_contracts.pb.daemon_pb2 import (
     ADAPTER_PHASE_FAILED,
     ADAPTER_PHASE_LOADED,
+    ADAPTER_PHASE_ON_DISK,
     Adapter,
     SetAdaptersRequest,
     SetAdaptersResponse,
@@ -33,6 +34,7 @@ from support.servers.local_front import NAME, local_config, local_front
 
 PROMPT = list(range(5, 45))
 NOT_SHA = "sha256:1"
+_HERE = (ADAPTER_PHASE_LOADED, ADAPTER_PHASE_ON_DISK)
 
 
 class Replica:
@@ -55,11 +57,11 @@ class Replica:
         return error.value.code()
 
     async def settled(self, *adapters, phase=ADAPTER_PHASE_LOADED, **order):
-        """The states once every entry is in this phase; the same order is given again and again, as an operator does."""
+        """The states once every entry is in this phase, or here at all (None). The same order is given again and again, as operators do."""
         async with asyncio.timeout(300):
             while True:
                 states = (await self.set(*adapters, **order)).adapters
-                if all(one.phase == phase for one in states):
+                if all(one.phase == phase or (phase is None and one.phase in _HERE) for one in states):
                     return states
                 await asyncio.sleep(0.01)
 
@@ -219,3 +221,57 @@ async def test_a_large_catalogue_is_fetched_a_few_at_a_time(tmp_path, claims):
         here.front.front._orders._fetch = fetch
         await here.settled(*(adapter(f"a{number}", "one") for number in range(40)))
         assert most == 8
+
+
+def on_disk(name, folder, **fields):
+    return adapter(name, folder, on_demand=True, **fields)
+
+
+async def phases(here, *adapters, **order):
+    return {state.name: state.phase for state in (await here.set(*adapters, **order)).adapters}
+
+
+async def test_a_request_loads_what_is_on_disk_in_the_place_of_what_was_used_least_recently(tmp_path, claims):
+    wanted = (on_disk("a", "one"), on_disk("b", "two"), on_disk("c", "three"))
+    async with replica(tmp_path, claims, max_loaded=2) as here:
+        states = await here.settled(*wanted, phase=ADAPTER_PHASE_ON_DISK)
+        cards = (await here.http.get("/v1/models")).json()["data"][1:]
+        assert sorted((card["id"], card["root"]) for card in cards) == [(state.name, state.digest) for state in states]
+        for name, folder in (("a", "one"), ("b", "two"), ("a", "one"), ("c", "three")):
+            assert await here.tokens(name) == here.expected(folder)
+        assert await phases(here, *wanted) == {"a": ADAPTER_PHASE_LOADED, "b": ADAPTER_PHASE_ON_DISK, "c": ADAPTER_PHASE_LOADED}
+        together = await asyncio.gather(*(here.tokens(name) for name in "abab"))
+        assert together == 2 * [here.expected("one"), here.expected("two")]
+
+
+async def test_a_pinned_adapter_and_one_with_requests_keep_their_places(tmp_path, claims):
+    wanted = (on_disk("a", "one", pinned=True), on_disk("b", "two"), on_disk("c", "three"))
+    async with replica(tmp_path, claims, max_loaded=2, step_ms=2) as here:
+        await here.settled(*wanted, phase=ADAPTER_PHASE_ON_DISK)
+        await here.tokens("a")
+        slow = asyncio.create_task(here.tokens("b", 300))
+        await here.front.until(lambda: here.front.front.replica.stats.running)
+        refused = await here.http.post("/v1/completions", json={"model": "c", "prompt": PROMPT, "max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert not slow.done()
+        assert await slow == here.expected("two", 300)
+        assert await here.tokens("c") == here.expected("three")
+        assert (await phases(here, *wanted))["a"] == ADAPTER_PHASE_LOADED
+
+
+async def test_a_loaded_name_flips_to_its_new_content_and_becomes_resident_or_goes_by_order(tmp_path, claims):
+    async with replica(tmp_path, claims, max_loaded=1) as here:
+        await here.settled(on_disk("a", "one"), phase=ADAPTER_PHASE_ON_DISK)
+        assert await here.tokens("a") == here.expected("one")
+        await here.settled(on_disk("a", "two"), generation=2)  # it was loaded, so its new content is
+        assert await here.tokens("a") == here.expected("two")
+        await here.settled(adapter("b", "three"), on_disk("a", "two"), generation=3, phase=None)
+        assert await phases(here, adapter("b", "three"), on_disk("a", "two"), generation=3) == {
+            "a": ADAPTER_PHASE_ON_DISK,
+            "b": ADAPTER_PHASE_LOADED,
+        }
+        gone = await here.http.post("/v1/completions", json={"model": "a", "prompt": PROMPT, "max_tokens": 1})
+        assert gone.status_code == 503  # the one place is another adapter's for good
+        await here.set(adapter("b", "three"), generation=4)
+        gone = await here.http.post("/v1/completions", json={"model": "a", "prompt": PROMPT, "max_tokens": 1})
+        assert gone.status_code == 404
