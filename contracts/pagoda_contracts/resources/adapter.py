@@ -107,7 +107,7 @@ class EndpointAdapter(Model):
     """The adapter on one replica."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
-    state: Literal["Pending", "Fetching", "OnDisk", "Loaded", "Failed"] = Field(description="The phase of the rollout.")
+    state: Literal["Pending", "Fetching", "OnDisk", "Loaded", "Evicted", "Failed"] = Field(description="The phase of the rollout.")
     reason: Annotated[str, _LINE] | None = Field(default=None, description="Why it failed.")
 
 

@@ -96,6 +96,7 @@ FULL: dict[str, Body] = {
         "maxConcurrency": 64,
         "maxContextTokens": 32768,
         "maxOutputTokens": 4096,
+        "modelNamespaces": ["team-a"],
         "defaultMaxTokens": 512,
         "devices": {"gpus": 8, "migSlices": [{"profile": "1g.10gb", "count": 7}]},
         "weight": 10,
