@@ -8,7 +8,7 @@ reports: what fits here fits there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import NamedTuple
 
@@ -128,6 +128,7 @@ def seen(labels: Iterable[str]) -> Platform | None:
     return next((one for one in platforms().platforms if any(name.startswith(one.shown_by) for name in names)), None)
 
 
+@lru_cache(maxsize=256)  # for each resource of a node at each heartbeat
 def vendor_of(resource: str) -> Vendor | None:
     """Returns whose devices a resource is, MIG slices included; None if it is none that the table knows."""
     return next((one for one in platforms().vendors if resource == one.resource or _is_part(resource, one)), None)

@@ -344,3 +344,18 @@ async def test_a_key_is_never_with_two_workers_and_none_is_lost():
     assert await asyncio.wait_for(queue.take(), 60) == key
     queue.done(key, 0.0)
     assert await asyncio.wait_for(queue.take(), 60) == key
+
+
+def test_a_platform_s_nodes_have_its_labels_and_taints_and_a_pool_without_nodes_has_none():
+    gke = layout.read(recipe.of_checkout().folder / "layouts/platforms/gke-zero.yaml")
+    made = [nodes.node_object(node) for node in nodes.fake_nodes(replace(SPEC, fakes=3), gke)]
+    assert {body["metadata"]["labels"][nodes.CLASS_LABEL] for body in made} == {"cpu"}
+    gpu = nodes.node_object(replace(NODES[0], played=gke.classes[1]))
+    assert gpu["spec"]["taints"] == [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+    assert not [name for name in gpu["metadata"]["labels"] if name.startswith("nvidia.com/")]
+
+
+def test_devices_of_other_vendors_are_offered_by_their_count():
+    amd = layout.read(recipe.of_checkout().folder / "layouts/platforms/amd.yaml")
+    node = replace(NODES[0], played=amd.classes[0])
+    assert nodes.node_status(node, nodes.node_object(node), "v1", NOW)["allocatable"]["amd.com/gpu"] == "8"

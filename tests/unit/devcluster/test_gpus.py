@@ -37,6 +37,7 @@ def changed(path: str, value: Any) -> str:
         ("classes/0/gpus/1/mig", {"3g.40gb": 3}, r"9 of 7 compute and 12 of 8 memory slices"),
         ("classes/0/gpus/1/mig", {"1g.20gb": 5}, r"5 of 7 compute and 10 of 8 memory slices"),
         ("classes/0/gpus/1/mig", {"4g.40gb": 1}, r"'4g\.40gb' is not among mig_profiles: 1g\.10gb, 1g\.20gb"),
+        ("classes", [{"name": "h100-mixed", "weight": 0}], r"at least one class needs a weight above 0"),
         ("classes/0/gpus/1/mig", {"half": 1}, r"MIG profile 'half': write it as 3g\.40gb"),
         ("classes/0/gpus/1/mig", {"1g.10gb": 0}, r"at least 1"),
         ("classes/0/mig_strategy", "none", r"mig_strategy none and `mig` contradict"),

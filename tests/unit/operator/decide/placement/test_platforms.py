@@ -39,6 +39,7 @@ WAITING = [
     ("platforms/gke-zero", gpu("L4"), ["l4"], "cloud.google.com/gke-accelerator=nvidia-l4"),
     ("platforms/gke-zero", mig("3g.20gb"), ["mig"], "cloud.google.com/gke-gpu-partition-size=3g.20gb"),
     ("platforms/eks-zero", gpu("H100"), ["h100"], "node.kubernetes.io/instance-type=p5.4xlarge|p5.48xlarge"),
+    ("platforms/coreweave", gpu("A100"), [], "gpu.nvidia.com/model=A100_NVLINK_80GB"),
     ("platforms/cpu", gpu("L4"), [], "nvidia.com/gpu.product=NVIDIA-L4"),
     ("platforms/cpu", mig("1g.10gb"), [], "1 nvidia.com/mig-1g.10gb"),
     ("platforms/amd", gpu("H200"), [], "nvidia.com/gpu.product=NVIDIA-H200"),
