@@ -130,8 +130,9 @@ template <class Done> void Decoder::multiply(Stages &stages, const Product &prod
     const int shrinking = adapters_.items(product.fused);
     if (shrinking > 0) stages.each(kShrink, shrinking, [&](int item) { adapters_.shrink(product.fused, product.layer, item, product.x); });
     stages.each(kStageOf[static_cast<int>(product.fused)], product.linear.panels(), [&](int panel) {
+        const Spots spots = shrinking > 0 ? adapters_.spots(product.fused, panel) : Spots{};
         panel_rows(product.linear, rows, panel, narrow, [&](int row, int at, __m512(&sums)[kVectors]) {
-            if (shrinking > 0) adapters_.add(product.fused, product.layer, at, row, sums);
+            if (spots.count > 0) adapters_.add(product.layer, spots, row, sums);
             done(row, at, sums);
         });
     });

@@ -18,6 +18,7 @@ enum PagodaModule { kQueryModule, kKeyModule, kValueModule, kOutputModule, kGate
 struct PagodaLowRank {
     const pagoda::bf16 *shrink, *expand;
     int32_t rank; // a multiple of 16; 0: the module is not changed
+    int32_t before; // ranks of the modules that are fused before it
 };
 }
 
@@ -56,11 +57,17 @@ inline void shrink_rows(int count, const bf16 *const *x, const bf16 *ranks, int 
     }
 }
 
-// Sixteen outputs of B times `rank` ranks, onto `sum`.
-inline __m512 expanded(__m512 sum, const bf16 *outputs, const bf16 *low, int rank) {
-    for (int r = 0; r < rank; r += 2) sum = _mm512_dpbf16_ps(sum, load_pairs(outputs + r * kRanks), broadcast_pair(low + r));
-    return sum;
+// Outputs of B times `rank` ranks, onto `sums`: a panel's vectors side by side, because each one's sums wait for each other.
+template <int V> inline void expand(const bf16 *const *outputs, const bf16 *const *low, int rank, __m512 *sums) {
+    for (int r = 0; r < rank; r += 2)
+        for (int v = 0; v < V; ++v) sums[v] = _mm512_dpbf16_ps(sums[v], load_pairs(outputs[v] + r * kRanks), broadcast_pair(low[v] + r));
 }
+
+// Which vector of 16 outputs of which module each vector of a panel is; `count`: without those behind the last output.
+struct Spots {
+    int count = 0;
+    int module[kVectors], number[kVectors];
+};
 
 // The widths of what is fused, in vectors of 16 outputs, and the inputs of each fused matrix.
 struct Widths {
@@ -135,18 +142,43 @@ class Adapters {
         }
     }
 
+    Spots spots(Fused fused, int panel) const {
+        Spots found;
+        for (; found.count < kVectors; ++found.count) {
+            const int v = found.count, number = panel * kVectors + v;
+            if (fused == Fused::kGateUp) {
+                found.module[v] = v < kVectors / 2 ? kGateModule : kUpModule;
+                found.number[v] = panel * (kVectors / 2) + v % (kVectors / 2);
+                continue;
+            }
+            int before = 0;
+            const int last = kFirst[static_cast<int>(fused) + 1];
+            int module = kFirst[static_cast<int>(fused)];
+            while (module < last && number >= before + vectors(module)) before += vectors(module++);
+            if (module == last) break;
+            found.module[v] = module;
+            found.number[v] = number - before;
+        }
+        return found;
+    }
+
     // A panel's part of what a row's adapter adds.
-    void add(Fused fused, int layer, int panel, int row, __m512 (&sums)[kVectors]) const {
-        if (chunks_.empty() || of_[row] == nullptr) return;
+    void add(int layer, const Spots &spots, int row, __m512 (&sums)[kVectors]) const {
+        if (of_[row] == nullptr) return;
         const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
-        const bf16 *low = &low_[static_cast<size_t>(row) * width_];
-        for (int v = 0; v < kVectors; ++v) {
-            const Vector place = place_of(fused, panel, v);
-            if (place.module == kModules) return; // behind the last output
-            const PagodaLowRank &module = modules[place.module];
-            const bf16 *mine = low;
-            for (int before = kFirst[static_cast<int>(fused)]; before < place.module; ++before) mine += modules[before].rank;
-            sums[v] = expanded(sums[v], module.expand + static_cast<int64_t>(place.number) * kRanks * module.rank, mine, module.rank);
+        const bf16 *outputs[kVectors], *low[kVectors];
+        int rank[kVectors] = {};
+        for (int v = 0; v < spots.count; ++v) {
+            const PagodaLowRank &module = modules[spots.module[v]];
+            rank[v] = module.rank;
+            outputs[v] = module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank;
+            low[v] = &low_[static_cast<size_t>(row) * width_ + module.before];
+        }
+        if (spots.count == kVectors && rank[0] == rank[1] && rank[0] == rank[2] && rank[0] == rank[3]) {
+            if (rank[0] == kRanks) expand<kVectors>(outputs, low, kRanks, sums);
+            else expand<kVectors>(outputs, low, rank[0], sums);
+        } else {
+            for (int v = 0; v < spots.count; ++v) expand<1>(outputs + v, low + v, rank[v], sums + v);
         }
     }
 
@@ -159,9 +191,6 @@ class Adapters {
         const Held *held;
         int begin, end; // in `order_`
     };
-    struct Vector { // which vector of 16 outputs of which module
-        int module, number;
-    };
     static constexpr int kFirst[kAdaptable + 1] = {kQueryModule, kOutputModule, kGateModule, kDownModule, kModules};
 
     static int ranks_of(const PagodaLowRank *modules, int part) {
@@ -172,13 +201,9 @@ class Adapters {
 
     int groups(Fused fused) const { return ranks_[static_cast<int>(fused)] / kRanks; }
 
-    Vector place_of(Fused fused, int panel, int v) const {
-        if (fused == Fused::kGateUp) return {v < kVectors / 2 ? kGateModule : kUpModule, panel * (kVectors / 2) + v % (kVectors / 2)};
-        const int number = panel * kVectors + v;
-        if (fused != Fused::kQkv) return {number < widths_.hidden ? fused == Fused::kOutput ? kOutputModule : kDownModule : kModules, number};
-        if (number < widths_.query) return {kQueryModule, number};
-        if (number < widths_.query + widths_.key) return {kKeyModule, number - widths_.query};
-        return {number < widths_.query + 2 * widths_.key ? kValueModule : kModules, number - widths_.query - widths_.key};
+    int vectors(int module) const {
+        if (module == kQueryModule) return widths_.query;
+        return module == kKeyModule || module == kValueModule ? widths_.key : widths_.hidden;
     }
 
     const Widths widths_;
