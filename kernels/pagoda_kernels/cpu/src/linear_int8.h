@@ -32,6 +32,7 @@ template <int R> inline void few_w8a8(const Rows &x, int first, const uint8_t *p
             __m512i weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(panel + (k / 4 * kVectors + v) * 64);
             prefetch_lines(panel + k * kPanel);
+            x.ahead->next();
             for (int r = 0; r < R; ++r) {
                 const __m512i four = spread4(x.narrow + static_cast<int64_t>(first + r) * inputs + k);
                 for (int v = 0; v < kVectors; ++v) whole[r][v] = _mm512_dpbusd_epi32(whole[r][v], weights[v], four);

@@ -78,7 +78,7 @@ struct Widths {
 // The adapters of a decoder by slot, and which of a pass's rows have which. Changed between two steps only.
 class Adapters {
   public:
-    Adapters(const Widths &widths, int layers, int together) : widths_(widths), layers_(layers), together_(together), of_(together, nullptr) {
+    Adapters(const Widths &widths, int layers, int together) : widths_(widths), layers_(layers), together_(together), of_(together, nullptr), fresh_(together, false) {
         order_.reserve(together);
         chunks_.reserve(together);
     }
@@ -105,6 +105,7 @@ class Adapters {
         for (int token = 0; token < count; ++token) {
             const int slot = slots[rows[token]];
             of_[token] = slot == 0 ? nullptr : &held_[slot];
+            fresh_[token] = false;
             if (slot != 0) order_.push_back({slot, token});
         }
         std::sort(order_.begin(), order_.end());
@@ -112,6 +113,7 @@ class Adapters {
             const int slot = order_[begin].first, most = std::min(begin + kRowsOfChunk, static_cast<int>(order_.size()));
             for (end = begin; end < most && order_[end].first == slot; ++end) {}
             chunks_.push_back({&held_[slot], begin, end});
+            fresh_[order_[begin].second] = true;
             for (int part = 0; part < kAdaptable; ++part) ranks_[part] = std::max(ranks_[part], held_[slot].ranks[part]);
         }
     }
@@ -160,6 +162,19 @@ class Adapters {
             found.number[v] = number - before;
         }
         return found;
+    }
+
+    // What `add` will read for these rows; not of an adapter that an earlier row has.
+    void ask(int layer, const Spots &spots, int first, int count, Ahead &ahead) const {
+        ahead.clear();
+        for (int row = first; row < first + count; ++row) {
+            if (!fresh_[row]) continue;
+            const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
+            for (int v = 0; v < spots.count; ++v) {
+                const PagodaLowRank &module = modules[spots.module[v]];
+                if (module.rank > 0) ahead.add(module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank, module.rank / 2);
+            }
+        }
     }
 
     // A panel's part of what a row's adapter adds.
@@ -211,6 +226,7 @@ class Adapters {
     int width_ = 0; // of a row of `low_`
     std::vector<Held> held_;
     std::vector<const Held *> of_; // [tokens of the pass], null without an adapter
+    std::vector<char> fresh_; // whether a token is the first of its chunk
     std::vector<std::pair<int, int>> order_; // slot and token
     std::vector<Chunk> chunks_;
     int ranks_[kAdaptable] = {}; // the most of any adapter of the pass
