@@ -94,7 +94,9 @@ def test_logits_equal_pefts(tmp_path: Path, family: str, name: str) -> None:
 def test_the_native_ops_answer_as_peft_does(tmp_path: Path, family: str) -> None:
     """With the rounding of bf16; every row of a mixed step as if it were alone."""
     model = make_model(tmp_path / "model", family, initializer_range=0.1)
-    tuned = [make_adapter(model, tmp_path / str(seed), seed, r=3 + 14 * seed, lora_alpha=3, target_modules="all-linear") for seed in range(2)]
+    tuned = [
+        make_adapter(model, tmp_path / str(seed), seed, r=3 + 14 * seed, lora_alpha=3, target_modules="all-linear") for seed in range(2)
+    ]
     worker = load(tmp_path / "model", "bfloat16")
     held = [adapter_of(worker, tmp_path / str(seed), 32) for seed in range(2)]
     ours = logits_of(worker, [held[0], None, held[1], held[0]])

@@ -77,7 +77,12 @@ template <class Done> struct Adapted {
     int layer;
     const Spots &spots;
     Ahead &ahead;
-    void before(int first, int count) const { adapters.ask(layer, spots, first, count, ahead); }
+    int inputs;
+    void before(int first, int count) const {
+        ahead.clear();
+        adapters.ask(layer, spots, first, count, ahead);
+        ahead.end_with(inputs / 2); // bf16 asks once for every pair of inputs; int8, of two halves of the rows, for every four
+    }
     void operator()(int row, int panel, __m512 (&sums)[kVectors]) const {
         adapters.add(layer, spots, row, sums);
         done(row, panel, sums);
@@ -155,7 +160,7 @@ template <class Done> void Decoder::multiply(Stages &stages, const Product &prod
         const Rows rows{product.x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), product.count, &ahead};
         if (shrinking == 0) return panel_rows(product.linear, rows, panel, narrow, Plain<Done>{done});
         const Spots spots = adapters_.spots(product.fused, panel);
-        panel_rows(product.linear, rows, panel, narrow, Adapted<Done>{done, adapters_, product.layer, spots, ahead});
+        panel_rows(product.linear, rows, panel, narrow, Adapted<Done>{done, adapters_, product.layer, spots, ahead, product.linear.inputs});
     });
 }
 

@@ -5,6 +5,8 @@
 // does not depend on the batch, on chunking or on the number of threads.
 #pragma once
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace pagoda {
@@ -34,11 +36,21 @@ struct Linear {
 // rows leave the memory idle: at 32 rows of 768 inputs a panel takes 26 us, and reading it 7.
 class Ahead {
   public:
-    void clear() { count_ = run_ = left_ = 0; }
+    void clear() { count_ = run_ = left_ = lines_ = 0; }
+    // In the last of `calls` calls of `next`: asked for earlier, the lines would have left the first-level cache again.
+    void end_with(int calls) { wait_ = std::max(0, calls - lines_); }
     void add(const void *from, int lines) {
+        lines_ += lines;
         const char *begin = static_cast<const char *>(from);
         if (count_ > 0 && runs_[count_ - 1].at + runs_[count_ - 1].lines * 64 == begin) runs_[count_ - 1].lines += lines;
         else if (count_ < kRuns) runs_[count_++] = {begin, lines};
+    }
+    // How many of the next `calls` would ask for nothing: a loop makes them not.
+    int quiet(int calls) {
+        if (lines_ == 0) return calls;
+        const int found = std::min(wait_, calls);
+        wait_ -= found;
+        return found;
     }
     void next() {
         if (left_ == 0) {
@@ -58,7 +70,7 @@ class Ahead {
         int lines;
     };
     Run runs_[kRuns];
-    int count_ = 0, run_ = 0, left_ = 0;
+    int count_ = 0, run_ = 0, left_ = 0, lines_ = 0, wait_ = 0;
     const char *at_ = nullptr;
 };
 
@@ -82,15 +94,20 @@ inline void prefetch_lines(const void *from) {
 template <int R> inline void panel_bf16(const bf16 *x, const bf16 *panel, int inputs, Ahead &ahead, Sums<R> &sums) {
     for (auto &row : sums)
         for (auto &sum : row) sum = _mm512_setzero_ps();
-    for (int k = 0; k < inputs; k += 2) {
+    const auto step = [&](int k) __attribute__((always_inline)) {
         __m512bh weights[kVectors];
         for (int v = 0; v < kVectors; ++v) weights[v] = load_pairs(panel + (k * kVectors + v * 2) * 16);
         prefetch_lines(panel + k * kPanel);
-        ahead.next();
         for (int r = 0; r < R; ++r) {
             const __m512bh pair = broadcast_pair(x + static_cast<int64_t>(r) * inputs + k);
             for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights[v], pair);
         }
+    };
+    int k = 0;
+    for (const int quiet = 2 * ahead.quiet(inputs / 2); k < quiet; k += 2) step(k);
+    for (; k < inputs; k += 2) {
+        ahead.next();
+        step(k);
     }
 }
 

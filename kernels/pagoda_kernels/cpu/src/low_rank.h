@@ -57,15 +57,18 @@ inline void shrink_rows(int count, const bf16 *const *x, const bf16 *ranks, int 
     }
 }
 
-// Outputs of B times `rank` ranks, onto `sums`: a panel's vectors side by side, because each one's sums wait for each other.
-template <int V> inline void expand(const bf16 *const *outputs, const bf16 *const *low, int rank, __m512 *sums) {
-    for (int r = 0; r < rank; r += 2)
-        for (int v = 0; v < V; ++v) sums[v] = _mm512_dpbf16_ps(sums[v], load_pairs(outputs[v] + r * kRanks), broadcast_pair(low[v] + r));
+// V neighbouring vectors of a module's outputs, B times `rank` ranks, onto `sums`; side by side, because each one's sums wait for each other.
+template <int V> inline void expand(const bf16 *outputs, const bf16 *low, int rank, __m512 *sums) {
+    for (int r = 0; r < rank; r += 2) {
+        const __m512bh pair = broadcast_pair(low + r);
+        for (int v = 0; v < V; ++v) sums[v] = _mm512_dpbf16_ps(sums[v], load_pairs(outputs + (v * rank + r) * kRanks), pair);
+    }
 }
 
 // Which vector of 16 outputs of which module each vector of a panel is; `count`: without those behind the last output.
 struct Spots {
     int count = 0;
+    int together = 1; // so many vectors are of one module, and neighbours there: 4, 2 or 1
     int module[kVectors], number[kVectors];
 };
 
@@ -161,12 +164,12 @@ class Adapters {
             found.module[v] = module;
             found.number[v] = number - before;
         }
+        if (found.count == kVectors) found.together = fused == Fused::kGateUp ? 2 : found.module[0] == found.module[kVectors - 1] ? kVectors : 1;
         return found;
     }
 
     // What `add` will read for these rows; not of an adapter that an earlier row has.
     void ask(int layer, const Spots &spots, int first, int count, Ahead &ahead) const {
-        ahead.clear();
         for (int row = first; row < first + count; ++row) {
             if (!fresh_[row]) continue;
             const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
@@ -181,20 +184,10 @@ class Adapters {
     void add(int layer, const Spots &spots, int row, __m512 (&sums)[kVectors]) const {
         if (of_[row] == nullptr) return;
         const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
-        const bf16 *outputs[kVectors], *low[kVectors];
-        int rank[kVectors] = {};
-        for (int v = 0; v < spots.count; ++v) {
-            const PagodaLowRank &module = modules[spots.module[v]];
-            rank[v] = module.rank;
-            outputs[v] = module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank;
-            low[v] = &low_[static_cast<size_t>(row) * width_ + module.before];
-        }
-        if (spots.count == kVectors && rank[0] == rank[1] && rank[0] == rank[2] && rank[0] == rank[3]) {
-            if (rank[0] == kRanks) expand<kVectors>(outputs, low, kRanks, sums);
-            else expand<kVectors>(outputs, low, rank[0], sums);
-        } else {
-            for (int v = 0; v < spots.count; ++v) expand<1>(outputs + v, low + v, rank[v], sums + v);
-        }
+        const bf16 *low = &low_[static_cast<size_t>(row) * width_];
+        if (spots.together == kVectors) return add<kVectors>(modules, spots, 0, low, sums);
+        if (spots.together == 2) return add<2>(modules, spots, 0, low, sums), add<2>(modules, spots, 2, low, sums);
+        for (int v = 0; v < spots.count; ++v) add<1>(modules, spots, v, low, sums);
     }
 
   private:
@@ -207,6 +200,13 @@ class Adapters {
         int begin, end; // in `order_`
     };
     static constexpr int kFirst[kAdaptable + 1] = {kQueryModule, kOutputModule, kGateModule, kDownModule, kModules};
+
+    template <int V> static void add(const PagodaLowRank *modules, const Spots &spots, int v, const bf16 *low, __m512 *sums) {
+        const PagodaLowRank &module = modules[spots.module[v]];
+        const bf16 *outputs = module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank;
+        if (module.rank == kRanks) expand<V>(outputs, low + module.before, kRanks, sums + v); // what most adapters have, unrolled
+        else expand<V>(outputs, low + module.before, module.rank, sums + v);
+    }
 
     static int ranks_of(const PagodaLowRank *modules, int part) {
         int sum = 0;
