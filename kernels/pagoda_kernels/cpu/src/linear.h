@@ -86,13 +86,15 @@ struct Rows {
 
 template <int R> using Sums = __m512[R][kVectors];
 
-inline void prefetch_lines(const void *from) {
+// Always inlined: gcc takes a function that only prefetches for one without effect, and drops calls of it.
+__attribute__((always_inline)) inline void prefetch_lines(const void *from) {
     for (int v = 0; v < kVectors; ++v) _mm_prefetch(static_cast<const char *>(from) + kAhead + v * 64, _MM_HINT_T0);
 }
 
 // Sums of `R` rows, `stride` elements apart, over one panel.
 template <int R> inline void panel_bf16(const bf16 *x, const bf16 *panel, int inputs, Ahead &ahead, Sums<R> &sums) {
-    for (auto &row : sums)
+    Sums<R> here; // through a reference, all 24 would be stored for every pair
+    for (auto &row : here)
         for (auto &sum : row) sum = _mm512_setzero_ps();
     const auto step = [&](int k) __attribute__((always_inline)) {
         __m512bh weights[kVectors];
@@ -100,7 +102,7 @@ template <int R> inline void panel_bf16(const bf16 *x, const bf16 *panel, int in
         prefetch_lines(panel + k * kPanel);
         for (int r = 0; r < R; ++r) {
             const __m512bh pair = broadcast_pair(x + static_cast<int64_t>(r) * inputs + k);
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights[v], pair);
+            for (int v = 0; v < kVectors; ++v) here[r][v] = _mm512_dpbf16_ps(here[r][v], weights[v], pair);
         }
     };
     int k = 0;
@@ -109,6 +111,8 @@ template <int R> inline void panel_bf16(const bf16 *x, const bf16 *panel, int in
         ahead.next();
         step(k);
     }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = here[r][v];
 }
 
 } // namespace pagoda
