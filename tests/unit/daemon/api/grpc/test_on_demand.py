@@ -43,14 +43,18 @@ async def offered(here, **fields):
     return wanted
 
 
-async def test_requests_for_more_adapters_than_places_do_not_evict_each_other_before_they_are_answered(tmp_path, claims):  # noqa: F811
-    """Each of them once loaded in vain for ever: the next load evicted it before its request had come to use it."""
-    async with replica(tmp_path, claims, max_loaded=2) as here:
+async def test_what_a_request_loaded_is_not_evicted_before_the_request_is_answered(tmp_path, claims):  # noqa: F811
+    """Each of two requests once loaded in vain for ever: the other one's load evicted it before it had come to use it."""
+    async with replica(tmp_path, claims, max_loaded=1, step_ms=20) as here:
         await offered(here)
-        long = {"prompt": [7] * 400, "max_tokens": 4, "ignore_eos": True}  # a body of more than 1 KiB is prepared on a thread
-        for first, second in (("a", "b"), ("c", "a"), ("b", "c")):
-            asked = (here.http.post("/v1/completions", json=long | {"model": name}) for name in (first, second))
-            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200, 200]
+        made, loads = slow()
+        with loads:
+            body = {"prompt": [7] * 400, "max_tokens": 8, "ignore_eos": True}  # more than 1 KiB is prepared on a thread
+            asked = [asyncio.create_task(here.http.post("/v1/completions", json=body | {"model": name})) for name in "ab"]
+            await made.begun.wait()
+            made.go_on.set()
+            assert sorted([(await one).status_code for one in asked]) == [200, 503]
+        assert made.count == 1
 
 
 async def test_an_adapter_that_is_removed_while_a_request_loads_it_stays_removed(tmp_path, claims):  # noqa: F811
