@@ -1,6 +1,6 @@
 """What LoRA adapters cost on this machine's CPU: decoded tokens per second of CPU time, by how many adapters the rows have. Prints JSON.
 
-`python -P bench/lora.py [--model 160m] [--rows 32] [--rank 16] [--adapters 0,1,8,32] [--quantization int8] [--torch] [--rounds 5]`
+`python -P bench/lora.py [--model 160m] [--rows 32] [--rank 16] [--adapters 0,1,8,32] [--quantization int8] [--torch] [--rounds 14]`
 One daemon's worker with adapters computes every case, in turns: base, 1 adapter, 8 …, base, 1 adapter … A share is the median over the
 rounds of a case against the base of the same round. 0 adapters are rows without one, in the daemon with adapters; base is a daemon
 without. Time of the CPU, not of the clock, so that other work on the machine changes little.
@@ -39,9 +39,9 @@ from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
 
-PROMPT = 32
+PROMPT = 8
 WARM = 2
-"""Steps before the clock starts: the prompts, and the first decode."""
+"""Steps that do not count: the prompts, and the first decode."""
 
 TORCHS_BLOCK = 32
 """A size of blocks that the native ops do not have."""
@@ -86,15 +86,15 @@ def submitted(worker: ModelWorker, given: argparse.Namespace, adapters: list[Rea
 
 
 def tokens_per_cpu_second(worker: ModelWorker, given: argparse.Namespace, adapters: list[Readable]) -> float:
-    """Of decode steps in which every row takes part."""
-    state, begun = submitted(worker, given, adapters), 0.0
+    """Of decode steps in which every row takes part, the median step."""
+    state, taken = submitted(worker, given, adapters), []
     for step in range(given.steps + WARM):
-        if step == WARM:
-            begun = time.process_time()
+        begun = time.process_time()
         made = plan(state, 0.0)
         assert made is not None
         commit(state, worker.execute(made), float(step))
-    return float(given.rows * given.steps / (time.process_time() - begun))
+        taken.append(time.process_time() - begun)
+    return float(given.rows / statistics.median(taken[WARM:]))
 
 
 def rounds(directory: Path, given: argparse.Namespace) -> Iterator[dict[str, float]]:
@@ -143,8 +143,8 @@ def main() -> None:
     parser.add_argument("--adapters", default="0,1,8,32")
     parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--torch", action="store_true", help="what a daemon does where the native ops cannot be used")
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=14)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_model(MODELS[given.model], Path(folder))

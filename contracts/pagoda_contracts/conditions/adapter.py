@@ -6,7 +6,13 @@ from typing import Final
 
 from pagoda_contracts.conditions.types import LORA_ADAPTER, READY, RECONCILING, STALLED, Reason
 
-RESIDENT: Final = Reason("Resident", READY, "Every ready replica of the service answers by this adapter.", "Nothing.", kind=LORA_ADAPTER)
+RESIDENT: Final = Reason(
+    "Resident",
+    READY,
+    "Every replica that should have the adapter has it: in memory, or on disk with placement OnDemand.",
+    "Nothing.",
+    kind=LORA_ADAPTER,
+)
 ASLEEP: Final = Reason("ScaledToZero", READY, "The service has no replicas. The next ones load the adapter.", "Nothing.", kind=LORA_ADAPTER)
 NO_REPLICA: Final = Reason(
     "WaitingForReplicas",

@@ -74,7 +74,7 @@ def schema() -> Schema:
                     "auth": _closed({"anonymous": _BOOLEAN, "firstKey": _closed({"create": _BOOLEAN, "tenant": _TENANT})}),
                     "service": _closed({"type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}}),
                     "keda": _closed({"enabled": _BOOLEAN}),
-                    "extProc": _closed({"enabled": _BOOLEAN, "secret": {"type": "string"}, "open": _BOOLEAN}),
+                    "extProc": _closed({"enabled": _BOOLEAN, "secret": {"type": "string"}, "open": _BOOLEAN, "tls": _BOOLEAN}),
                     "quota": _closed(
                         {"gateways": _GATEWAYS, "store": _closed({"secret": {"type": "string"}, "key": {"type": "string", "minLength": 1}})}
                     ),

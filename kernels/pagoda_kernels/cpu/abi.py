@@ -20,7 +20,7 @@ class Linear(ctypes.Structure):
 
 
 class LowRank(ctypes.Structure):
-    _fields_ = (("shrink", ctypes.c_void_p), ("expand", ctypes.c_void_p), ("rank", ctypes.c_int32))
+    _fields_ = (("shrink", ctypes.c_void_p), ("expand", ctypes.c_void_p), ("rank", ctypes.c_int32), ("before", ctypes.c_int32))
 
 
 class Layer(ctypes.Structure):

@@ -49,8 +49,10 @@ def pack_low_rank(pairs: Sequence[Pair | None]) -> PackedAdapter:
             members = [(at, pair) for at in range(first + begin, first + end) if (pair := pairs[at]) is not None]
             shrinks = [_place(arena, _rows_padded(shrink)) for _, (shrink, _) in members]
             expands = [_place(arena, _columns_padded(expand)) for _, (_, expand) in members]
+            before = 0
             for (at, _), shrink, expand in zip(members, shrinks, expands, strict=True):
-                packed[at] = abi.LowRank(shrink.data_ptr(), expand.data_ptr(), shrink.shape[0] * RANKS)
+                packed[at] = abi.LowRank(shrink.data_ptr(), expand.data_ptr(), rank := shrink.shape[0] * RANKS, before)
+                before += rank
             kept += shrinks + expands
     return PackedAdapter(packed, kept)
 

@@ -45,8 +45,13 @@ class Adapter:
 
     @property
     def on_demand(self) -> bool:
-        """Whether a request loads it, so that it needs no place of its own."""
+        """Whether a request loads it."""
         return self.spec is not None and self.spec.placement.mode == "OnDemand"
+
+    @property
+    def shares_place(self) -> bool:
+        """Whether another one may have its place while it has no requests."""
+        return self.on_demand and self.spec is not None and not self.spec.pinned
 
     @property
     def rank(self) -> tuple[str, str]:

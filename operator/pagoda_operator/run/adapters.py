@@ -42,7 +42,7 @@ class _Answer(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        return all(one.phase is Phase.LOADED for one in self.found.values())
+        return all(one.phase in (Phase.LOADED, Phase.ON_DISK) for one in self.found.values())
 
 
 class _Sent(NamedTuple):

@@ -10,9 +10,11 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +28,7 @@ from pagoda_daemon.core.errors import (
     AdapterRejected,
     AdapterTaken,
     ConfigRejected,
-    ModelNotFound,
+    NotReady,
     Overloaded,
     RequestFailed,
     shown,
@@ -69,7 +71,7 @@ class OnDisk(NamedTuple):
 
 
 class AdapterOnDisk(Exception):
-    """A request asks for an adapter that is not loaded. No error: the request waits while `Catalogue.wake` loads it."""
+    """A request asks for an adapter that is not loaded. No error: the request waits while `Catalogue.awake` loads it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -84,7 +86,10 @@ class Catalogue:
         self._replica, self._engine, self.served = replica, engine, tuple(served)
         self._versions: dict[str, Version] = {}
         self._on_disk: dict[str, OnDisk] = {}
+        self._wakes: dict[str, asyncio.Task[None]] = {}
+        self._awaited: Counter[str] = Counter()
         self._takes = 0
+        self.lost: Callable[[str, str], None] = lambda _name, _why: None
         self._lock = threading.Lock()
         self._loading = asyncio.Lock()
         self._begun = False
@@ -98,12 +103,19 @@ class Catalogue:
 
     def versions(self) -> Mapping[str, Version]:
         """By name, in the order of loading."""
-        return dict(self._versions)
+        with self._lock:
+            return dict(self._versions)
+
+    def has(self, name: str) -> bool:
+        """Whether the name stands for an adapter."""
+        with self._lock:
+            return name in self._versions or name in self._on_disk
 
     def names(self) -> Mapping[str, tuple[str, int]]:
         """Each name with the digest that it is known by, and since when: loaded ones, and those that a request loads."""
-        loaded = {name: (one.known_as, one.created) for name, one in self._versions.items()}
-        return {name: (one.source, one.created) for name, one in self._on_disk.items()} | loaded
+        with self._lock:
+            loaded = {name: (one.known_as, one.created) for name, one in self._versions.items()}
+            return {name: (one.source, one.created) for name, one in self._on_disk.items()} | loaded
 
     def states(self) -> list[AdapterState]:
         """As gateways hear of them: by these names they know which requests use an adapter."""
@@ -141,20 +153,45 @@ class Catalogue:
             self._make_room(name)
             self._check(name, in_place=True)
             await self._load(name, path, path, source)
-            self._on_disk.pop(name, None)
+            with self._lock:
+                self._on_disk.pop(name, None)
 
     async def offer(self, name: str, path: Path, source: str, *, pinned: bool = False) -> None:
-        """Let `name` stand for the files that the sidecar brought, once a request asks for it; at once, if its old content is loaded."""
+        """Let `name` stand for the files that the sidecar brought, once a request asks for it; at once, if its old content is loaded. They
+        are read now all the same: AdapterRejected says why they cannot be used."""
         async with self._loading:
             self._check_name(name)
-            if name in self._versions:
-                await self._load(name, path, path, source)
-            self._on_disk[name] = OnDisk(path, source, int(time.time()), pinned)
+            version = await self._read(name, path, path, source)
+            with self._lock:
+                self._on_disk[name] = OnDisk(path, source, int(time.time()), pinned)
+                loaded = name in self._versions
+            self._name(version) if loaded else self._retire(version)
         self._replica.changed()
 
-    async def wake(self, name: str) -> None:
-        """Loads an adapter that is on disk, in the place of the one that was used least recently. Overloaded where requests use all
-        places, AdapterRejected where its files are none."""
+    @asynccontextmanager
+    async def awake(self, name: str) -> AsyncIterator[None]:
+        """Loads an adapter that is on disk, in the place of the one that was used least recently, and keeps it for as long as the context
+        lasts. Overloaded where others keep all places, NotReady where its files are gone. A load goes on if those who wait for it leave."""
+        self._awaited[name] += 1
+        try:
+            if name in self._on_disk and name not in self._versions:
+                task = self._wakes.get(name) or asyncio.create_task(self._wake(name))
+                if name not in self._wakes:
+                    self._wakes[name] = task
+                    task.add_done_callback(partial(self._woken, name))
+                await asyncio.shield(task)
+            yield
+        finally:
+            self._awaited[name] -= 1
+            if not self._awaited[name]:
+                del self._awaited[name]
+
+    def _woken(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._wakes[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("adapter_not_woken", name=name, error=str(error))
+
+    async def _wake(self, name: str) -> None:
         async with self._loading:
             found = self._on_disk.get(name)
             if found is None or name in self._versions:
@@ -162,7 +199,16 @@ class Catalogue:
             self._make_room(name)
             if len(self._versions) >= self.config.max_loaded:
                 raise Overloaded(f"requests use all {self.config.max_loaded} places for adapters")
-            await self._load(name, found.path, found.path, found.source)
+            try:
+                version = await self._read(name, found.path, found.path, found.source)
+            except AdapterRejected as error:
+                with self._lock:
+                    self._on_disk.pop(name, None)
+                self.lost(name, str(error))
+                raise NotReady(f"the files of adapter {shown(name)} are lost and are brought again: {error}") from error
+            with self._lock:
+                wanted = self._on_disk.get(name) is found  # the catalogue may have changed meanwhile
+            self._name(version) if wanted else self._retire(version)
 
     def _make_room(self, name: str) -> None:
         """Evicts the adapter that was used least recently of those that a request loads again, if there is no place for another one."""
@@ -170,7 +216,8 @@ class Catalogue:
             if name in self._versions or len(self._versions) < self.config.max_loaded:
                 return
             files = self._on_disk
-            idle = [one for one in self._versions.values() if not one.users and one.name in files and not files[one.name].pinned]
+            free = [one for one in self._versions.values() if not one.users and not self._awaited[one.name]]
+            idle = [one for one in free if one.name in files and not files[one.name].pinned]
             evicted = min(idle, key=lambda one: one.taken, default=None)
             if evicted is not None:
                 del self._versions[evicted.name]
@@ -179,14 +226,17 @@ class Catalogue:
             log.info("adapter_evicted", name=evicted.name, digest=evicted.known_as)
 
     async def _load(self, name: str, path: Path, root: Path, source: str = "") -> None:
+        self._name(await self._read(name, path, root, source))
+
+    async def _read(self, name: str, path: Path, root: Path, source: str = "") -> Version:
+        """Reads the files into the engine's memory, for a name or to be released."""
         loaded = await self._engine.load_adapter(str(path), str(root))
         if loaded.fault:
             raise RequestFailed(loaded.error)
         if loaded.error:
             raise (AdapterMissing if loaded.missing else AdapterRejected)(loaded.error)
-        self._name(Version(name, loaded.digest, int(time.time()), source=source))
-        self._replica.changed()  # gateways hear of it now
-        log.info("adapter_loaded", name=name, digest=source or loaded.digest, rank=loaded.rank)
+        log.info("adapter_read", name=name, digest=source or loaded.digest, rank=loaded.rank)
+        return Version(name, loaded.digest, int(time.time()), source=source)
 
     def unload(self, name: str) -> bool:
         """Whether `name` stood for an adapter; requests that use it go on."""
@@ -235,8 +285,11 @@ class Catalogue:
         with self._lock:
             before = self._versions.get(version.name)
             self._versions[version.name] = version
+            self._takes += 1
+            version.taken = self._takes
         if before is not None:
             self._retire(before)
+        self._replica.changed()  # gateways hear of it now
 
     def _retire(self, version: Version) -> None:
         version.named = False
@@ -245,42 +298,3 @@ class Catalogue:
     def _tidy(self, version: Version) -> None:
         if not version.named and not version.users:
             self._engine.release_adapter(version.digest)
-
-
-class Pins:
-    """The versions that one request took, given back when it ends. A thread that comes later takes none."""
-
-    def __init__(self, catalogue: Catalogue | None) -> None:
-        self._catalogue = catalogue
-        self._taken: list[Version] = []
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def digest_of(self, model: str | None, served: Sequence[str]) -> str:
-        """Of the adapter that `model` stands for, empty for a model's own name; ModelNotFound where it is gone, AdapterOnDisk where it is
-        not loaded."""
-        if self._catalogue is None or model is None or model in served:
-            return ""
-        with self._lock:
-            version = None if self._closed else self._catalogue.take(model)
-            if version is None:
-                raise ModelNotFound(f"model {shown(model)} is not served here any more")
-            self._taken.append(version)
-        return version.digest
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        for version in self._taken:
-            if self._catalogue is not None:
-                self._catalogue.give_back(version)
-
-
-@contextmanager
-def pinning(catalogue: Catalogue | None) -> Iterator[Pins]:
-    """While a request is answered."""
-    pins = Pins(catalogue)
-    try:
-        yield pins
-    finally:
-        pins.close()

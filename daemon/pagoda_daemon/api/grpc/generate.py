@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ from pagoda_contracts.pb import inference_pb2 as pb
 from pagoda_contracts.prefix import HASH_BYTES, to_header
 
 from pagoda_daemon.api.access.caller import Principal, Terms, caller, deadline_at
-from pagoda_daemon.api.access.catalogue import pinning
+from pagoda_daemon.api.access.catalogue import AdapterOnDisk
+from pagoda_daemon.api.access.pins import Pins, pinning
 from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.api.openai.errors import body_of, retryable
 from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
@@ -66,10 +68,8 @@ class GenerateService:
                 hold(size := request.ByteSize())
                 arrived = time.monotonic()
                 limits, ends = self.admission.limits_of(request.model, self.served_names), self.generator.text.stop_ids
-                if self.admission.adapters is not None:
-                    await self.admission.adapters.wake(request.model)
-                adapter = pins.digest_of(request.model, self.served_names)
                 terms = terms_of(principal, request, arrived, context.time_remaining())
+                adapter = await self._adapter(request.model, pins, terms.deadline_ms)
                 making = self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
                 message = structs.replace(terms.stamp(await in_time(terms.deadline_ms, making)), adapter=adapter)
                 if len(message.resumed) >= message.sampling.max_tokens:
@@ -84,6 +84,16 @@ class GenerateService:
             reply = body_of(error).error
             log.info("generate_failed", request_id=request.request_id[:64], code=reply.code)
             yield pb.GenerateResponse(failed=pb.Failed(code=reply.code or "", message=reply.message, retryable=retryable(error)))
+
+    async def _adapter(self, model: str, pins: Pins, deadline_ms: int | None) -> str:
+        """The digest that the request is computed with, empty without an adapter; loaded first, if it is on disk only."""
+        async with AsyncExitStack() as kept:
+            while True:
+                try:
+                    return pins.digest_of(model, self.served_names)
+                except AdapterOnDisk:
+                    if self.admission.adapters is not None:
+                        await in_time(deadline_ms, kept.enter_async_context(self.admission.adapters.awake(model)))
 
     async def _events(self, message: Submit, stream: Stream, record: Record) -> AsyncGenerator[pb.GenerateResponse]:
         """Until its end; if it is left early, the engine is asked to stop."""

@@ -79,6 +79,8 @@ class AdapterOrders:
         self._last = (0, 0)
         self._ready, self._fetches = asyncio.Event(), asyncio.Semaphore(_FETCHES)
         replica.listeners.append(self._look)
+        if catalogue is not None:
+            catalogue.lost = self._lost
 
     @property
     def generation(self) -> int:
@@ -162,6 +164,14 @@ class AdapterOrders:
             await catalogue.bring(name, found.path, found.digest)
         one.digest = found.digest
         self._now(one, ADAPTER_PHASE_ON_DISK if on_demand else ADAPTER_PHASE_LOADED)
+
+    def _lost(self, name: str, why: str) -> None:
+        """The files of an adapter that was on disk cannot be read any more: they are brought again."""
+        one = self._wanted.get(name)
+        if one is not None and self._catalogue is not None and self._fetch is not None:
+            one.drop()
+            self._now(one, ADAPTER_PHASE_FAILED, why)
+            one.task = asyncio.create_task(self._bring(one, self._catalogue, self._fetch))
 
     def _now(self, one: _Wanted, phase: AdapterPhase, reason: str = "") -> None:
         one.phase, one.reason = phase, reason

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,8 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
-from pagoda_daemon.api.access.catalogue import AdapterOnDisk, Catalogue, pinning
+from pagoda_daemon.api.access.catalogue import AdapterOnDisk, Catalogue
+from pagoda_daemon.api.access.pins import pinning
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
 from pagoda_daemon.api.routes.preparing import Preparing, in_time
@@ -25,6 +26,7 @@ from pagoda_daemon.health.replica import Replica
 
 _WAITING_PER_ROW: Final = 16  # requests held per request that can decode: what waits behind 15 others has long missed its client
 _LEAST_WAITING: Final = 128
+_MOST_NAMED: Final = 20
 _MAX_HELD_BYTES: Final = 128 * 2**20  # of bodies: eight of the largest; each may become as many bytes again of token ids
 
 
@@ -74,9 +76,11 @@ class Admission:
 
     def limits_of(self, model: str | None, served_names: Sequence[str]) -> Ready:
         """What a request for `model` (None: whichever it is) has to fit; ModelNotFound where it is not served."""
-        adapters = {} if self.adapters is None else self.adapters.names()
-        if model is not None and model not in served_names and model not in adapters:
-            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join((*served_names, *adapters))}")
+        known = model is None or model in served_names or (self.adapters is not None and self.adapters.has(model))
+        if not known:
+            names = (*served_names, *(self.adapters.names() if self.adapters is not None else ()))
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            raise ModelNotFound(f"model {shown(model)} is not served here, accepted: {', '.join(names[:_MOST_NAMED])}{more}")
         if self.replica.limits is None:
             raise NotReady("the model is still loading")
         return self.replica.limits
@@ -110,13 +114,14 @@ async def admitted(admission: Admission, scope: Scope, receive: Receive, work: C
 
 
 async def _awake(admission: Admission, deadline_ms: int | None, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Does `work`, once more after each time that it finds its adapter on disk only: another request may evict it again meanwhile."""
-    while True:
-        try:
-            return await work()
-        except AdapterOnDisk as found:
-            if admission.adapters is not None:
-                await in_time(deadline_ms, admission.adapters.wake(found.name))
+    """Does `work`, once more after its adapter was loaded, if that was on disk only. It is kept in memory meanwhile."""
+    async with AsyncExitStack() as kept:
+        while True:
+            try:
+                return await work()
+            except AdapterOnDisk as found:
+                if admission.adapters is not None:
+                    await in_time(deadline_ms, kept.enter_async_context(admission.adapters.awake(found.name)))
 
 
 async def read_body(request: Request, hold: Callable[[int], None], most: int) -> bytes:

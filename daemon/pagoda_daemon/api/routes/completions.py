@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_daemon.api.access.caller import Terms
-from pagoda_daemon.api.access.catalogue import Pins
+from pagoda_daemon.api.access.pins import Pins
 from pagoda_daemon.api.openai import fields, requests
 from pagoda_daemon.api.openai.errors import JSON
 from pagoda_daemon.api.openai.logprobs import prompt_logprobs

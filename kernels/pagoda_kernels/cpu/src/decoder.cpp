@@ -32,7 +32,7 @@ namespace {
 template <int R> void panel_sums(const Linear &linear, const Rows &x, int first, int panel, bool narrow, Sums<R> &sums) {
     const int64_t start = static_cast<int64_t>(panel) * kPanel * linear.inputs;
     const bf16 *wide = x.wide + static_cast<int64_t>(first) * linear.inputs;
-    if (linear.kind == Kind::kBf16) return panel_bf16<R>(wide, static_cast<const bf16 *>(linear.weight) + start, linear.inputs, sums);
+    if (linear.kind == Kind::kBf16) return panel_bf16<R>(wide, static_cast<const bf16 *>(linear.weight) + start, linear.inputs, *x.ahead, sums);
     const uint8_t *weights = static_cast<const uint8_t *>(linear.weight) + start;
     const bf16 *scales = linear.scale + start / kGroup;
     if (narrow) panel_w8a8<R>(x, first, weights, scales, linear.inputs, sums);
@@ -41,6 +41,7 @@ template <int R> void panel_sums(const Linear &linear, const Rows &x, int first,
 
 template <int R, class Done> void tile_rows(const Linear &linear, const Rows &x, int first, int panel, bool narrow, const Done &done) {
     Sums<R> sums;
+    done.before(first, R);
     panel_sums<R>(linear, x, first, panel, narrow, sums);
     for (int r = 0; r < R; ++r) {
         if (linear.bias != nullptr)
@@ -61,6 +62,32 @@ template <class Done> void panel_rows(const Linear &linear, const Rows &x, int p
     default: return;
     }
 }
+
+// What is done with a panel's sums of a row.
+template <class Done> struct Plain {
+    const Done &done;
+    void before(int, int) const {}
+    void operator()(int row, int panel, __m512 (&sums)[kVectors]) const { done(row, panel, sums); }
+};
+
+// The same with what adapters add, which is asked for while the sums run.
+template <class Done> struct Adapted {
+    const Done &done;
+    const Adapters &adapters;
+    int layer;
+    const Spots &spots;
+    Ahead &ahead;
+    int inputs;
+    void before(int first, int count) const {
+        ahead.clear();
+        adapters.ask(layer, spots, first, count, ahead);
+        ahead.end_with(inputs / 2); // bf16 asks once for every pair of inputs; int8, of two halves of the rows, for every four
+    }
+    void operator()(int row, int panel, __m512 (&sums)[kVectors]) const {
+        adapters.add(layer, spots, row, sums);
+        done(row, panel, sums);
+    }
+};
 
 Widths widths_of(const PagodaShape &shape) {
     const int heads = shape.heads * shape.head_dim;
@@ -125,15 +152,15 @@ void Decoder::tile(const Part &part) {
 }
 
 template <class Done> void Decoder::multiply(Stages &stages, const Product &product, const Done &done) {
-    const Rows rows{product.x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), product.count};
     const bool narrow = is_narrow(product.linear, product.count);
     const int shrinking = adapters_.items(product.fused);
     if (shrinking > 0) stages.each(kShrink, shrinking, [&](int item) { adapters_.shrink(product.fused, product.layer, item, product.x); });
     stages.each(kStageOf[static_cast<int>(product.fused)], product.linear.panels(), [&](int panel) {
-        panel_rows(product.linear, rows, panel, narrow, [&](int row, int at, __m512(&sums)[kVectors]) {
-            if (shrinking > 0) adapters_.add(product.fused, product.layer, at, row, sums);
-            done(row, at, sums);
-        });
+        Ahead ahead;
+        const Rows rows{product.x, scratch_.narrow.data(), scratch_.scale.data(), scratch_.shift.data(), product.count, &ahead};
+        if (shrinking == 0) return panel_rows(product.linear, rows, panel, narrow, Plain<Done>{done});
+        const Spots spots = adapters_.spots(product.fused, panel);
+        panel_rows(product.linear, rows, panel, narrow, Adapted<Done>{done, adapters_, product.layer, spots, ahead, product.linear.inputs});
     });
 }
 

@@ -24,7 +24,7 @@ template <int R> inline void few_w8a8(const Rows &x, int first, const uint8_t *p
     const int groups = inputs / kGroup;
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_setzero_ps();
-    for (int group = 0; group < groups; ++group) {
+    const auto step = [&](int group, const auto &ask) __attribute__((always_inline)) {
         __m512i whole[R][kVectors];
         for (int r = 0; r < R; ++r)
             for (auto &sum : whole[r]) sum = _mm512_set1_epi32(x.shift[static_cast<int64_t>(first + r) * groups + group]);
@@ -32,6 +32,7 @@ template <int R> inline void few_w8a8(const Rows &x, int first, const uint8_t *p
             __m512i weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(panel + (k / 4 * kVectors + v) * 64);
             prefetch_lines(panel + k * kPanel);
+            ask();
             for (int r = 0; r < R; ++r) {
                 const __m512i four = spread4(x.narrow + static_cast<int64_t>(first + r) * inputs + k);
                 for (int v = 0; v < kVectors; ++v) whole[r][v] = _mm512_dpbusd_epi32(whole[r][v], weights[v], four);
@@ -44,7 +45,10 @@ template <int R> inline void few_w8a8(const Rows &x, int first, const uint8_t *p
                 sums[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[r][v]), both, sums[r][v]);
             }
         }
-    }
+    };
+    int group = 0;
+    for (const int quiet = x.ahead->quiet(inputs / 4) / (kGroup / 4); group < quiet; ++group) step(group, [] {});
+    for (; group < groups; ++group) step(group, [&] { x.ahead->next(); });
 }
 
 template <int R> inline void panel_w8a8(const Rows &x, int first, const uint8_t *panel, const bf16 *scales, int inputs, Sums<R> &sums) {

@@ -18,6 +18,7 @@ enum PagodaModule { kQueryModule, kKeyModule, kValueModule, kOutputModule, kGate
 struct PagodaLowRank {
     const pagoda::bf16 *shrink, *expand;
     int32_t rank; // a multiple of 16; 0: the module is not changed
+    int32_t before; // ranks of the modules that are fused before it
 };
 }
 
@@ -56,11 +57,20 @@ inline void shrink_rows(int count, const bf16 *const *x, const bf16 *ranks, int 
     }
 }
 
-// Sixteen outputs of B times `rank` ranks, onto `sum`.
-inline __m512 expanded(__m512 sum, const bf16 *outputs, const bf16 *low, int rank) {
-    for (int r = 0; r < rank; r += 2) sum = _mm512_dpbf16_ps(sum, load_pairs(outputs + r * kRanks), broadcast_pair(low + r));
-    return sum;
+// V neighbouring vectors of a module's outputs, B times `rank` ranks, onto `sums`; side by side, because each one's sums wait for each other.
+template <int V> inline void expand(const bf16 *outputs, const bf16 *low, int rank, __m512 *sums) {
+    for (int r = 0; r < rank; r += 2) {
+        const __m512bh pair = broadcast_pair(low + r);
+        for (int v = 0; v < V; ++v) sums[v] = _mm512_dpbf16_ps(sums[v], load_pairs(outputs + (v * rank + r) * kRanks), pair);
+    }
 }
+
+// Which vector of 16 outputs of which module each vector of a panel is; `count`: without those behind the last output.
+struct Spots {
+    int count = 0;
+    int together = 1; // so many vectors are of one module, and neighbours there: 4, 2 or 1
+    int module[kVectors], number[kVectors];
+};
 
 // The widths of what is fused, in vectors of 16 outputs, and the inputs of each fused matrix.
 struct Widths {
@@ -71,7 +81,7 @@ struct Widths {
 // The adapters of a decoder by slot, and which of a pass's rows have which. Changed between two steps only.
 class Adapters {
   public:
-    Adapters(const Widths &widths, int layers, int together) : widths_(widths), layers_(layers), together_(together), of_(together, nullptr) {
+    Adapters(const Widths &widths, int layers, int together) : widths_(widths), layers_(layers), together_(together), of_(together, nullptr), fresh_(together, false) {
         order_.reserve(together);
         chunks_.reserve(together);
     }
@@ -98,6 +108,7 @@ class Adapters {
         for (int token = 0; token < count; ++token) {
             const int slot = slots[rows[token]];
             of_[token] = slot == 0 ? nullptr : &held_[slot];
+            fresh_[token] = false;
             if (slot != 0) order_.push_back({slot, token});
         }
         std::sort(order_.begin(), order_.end());
@@ -105,6 +116,7 @@ class Adapters {
             const int slot = order_[begin].first, most = std::min(begin + kRowsOfChunk, static_cast<int>(order_.size()));
             for (end = begin; end < most && order_[end].first == slot; ++end) {}
             chunks_.push_back({&held_[slot], begin, end});
+            fresh_[order_[begin].second] = true;
             for (int part = 0; part < kAdaptable; ++part) ranks_[part] = std::max(ranks_[part], held_[slot].ranks[part]);
         }
     }
@@ -135,19 +147,47 @@ class Adapters {
         }
     }
 
+    Spots spots(Fused fused, int panel) const {
+        Spots found;
+        for (; found.count < kVectors; ++found.count) {
+            const int v = found.count, number = panel * kVectors + v;
+            if (fused == Fused::kGateUp) {
+                found.module[v] = v < kVectors / 2 ? kGateModule : kUpModule;
+                found.number[v] = panel * (kVectors / 2) + v % (kVectors / 2);
+                continue;
+            }
+            int before = 0;
+            const int last = kFirst[static_cast<int>(fused) + 1];
+            int module = kFirst[static_cast<int>(fused)];
+            while (module < last && number >= before + vectors(module)) before += vectors(module++);
+            if (module == last) break;
+            found.module[v] = module;
+            found.number[v] = number - before;
+        }
+        if (found.count == kVectors) found.together = fused == Fused::kGateUp ? 2 : found.module[0] == found.module[kVectors - 1] ? kVectors : 1;
+        return found;
+    }
+
+    // What `add` will read for these rows; not of an adapter that an earlier row has.
+    void ask(int layer, const Spots &spots, int first, int count, Ahead &ahead) const {
+        for (int row = first; row < first + count; ++row) {
+            if (!fresh_[row]) continue;
+            const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
+            for (int v = 0; v < spots.count; ++v) {
+                const PagodaLowRank &module = modules[spots.module[v]];
+                if (module.rank > 0) ahead.add(module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank, module.rank / 2);
+            }
+        }
+    }
+
     // A panel's part of what a row's adapter adds.
-    void add(Fused fused, int layer, int panel, int row, __m512 (&sums)[kVectors]) const {
-        if (chunks_.empty() || of_[row] == nullptr) return;
+    void add(int layer, const Spots &spots, int row, __m512 (&sums)[kVectors]) const {
+        if (of_[row] == nullptr) return;
         const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
         const bf16 *low = &low_[static_cast<size_t>(row) * width_];
-        for (int v = 0; v < kVectors; ++v) {
-            const Vector place = place_of(fused, panel, v);
-            if (place.module == kModules) return; // behind the last output
-            const PagodaLowRank &module = modules[place.module];
-            const bf16 *mine = low;
-            for (int before = kFirst[static_cast<int>(fused)]; before < place.module; ++before) mine += modules[before].rank;
-            sums[v] = expanded(sums[v], module.expand + static_cast<int64_t>(place.number) * kRanks * module.rank, mine, module.rank);
-        }
+        if (spots.together == kVectors) return add<kVectors>(modules, spots, 0, low, sums);
+        if (spots.together == 2) return add<2>(modules, spots, 0, low, sums), add<2>(modules, spots, 2, low, sums);
+        for (int v = 0; v < spots.count; ++v) add<1>(modules, spots, v, low, sums);
     }
 
   private:
@@ -159,10 +199,14 @@ class Adapters {
         const Held *held;
         int begin, end; // in `order_`
     };
-    struct Vector { // which vector of 16 outputs of which module
-        int module, number;
-    };
     static constexpr int kFirst[kAdaptable + 1] = {kQueryModule, kOutputModule, kGateModule, kDownModule, kModules};
+
+    template <int V> static void add(const PagodaLowRank *modules, const Spots &spots, int v, const bf16 *low, __m512 *sums) {
+        const PagodaLowRank &module = modules[spots.module[v]];
+        const bf16 *outputs = module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank;
+        if (module.rank == kRanks) expand<V>(outputs, low + module.before, kRanks, sums + v); // what most adapters have, unrolled
+        else expand<V>(outputs, low + module.before, module.rank, sums + v);
+    }
 
     static int ranks_of(const PagodaLowRank *modules, int part) {
         int sum = 0;
@@ -172,13 +216,9 @@ class Adapters {
 
     int groups(Fused fused) const { return ranks_[static_cast<int>(fused)] / kRanks; }
 
-    Vector place_of(Fused fused, int panel, int v) const {
-        if (fused == Fused::kGateUp) return {v < kVectors / 2 ? kGateModule : kUpModule, panel * (kVectors / 2) + v % (kVectors / 2)};
-        const int number = panel * kVectors + v;
-        if (fused != Fused::kQkv) return {number < widths_.hidden ? fused == Fused::kOutput ? kOutputModule : kDownModule : kModules, number};
-        if (number < widths_.query) return {kQueryModule, number};
-        if (number < widths_.query + widths_.key) return {kKeyModule, number - widths_.query};
-        return {number < widths_.query + 2 * widths_.key ? kValueModule : kModules, number - widths_.query - widths_.key};
+    int vectors(int module) const {
+        if (module == kQueryModule) return widths_.query;
+        return module == kKeyModule || module == kValueModule ? widths_.key : widths_.hidden;
     }
 
     const Widths widths_;
@@ -186,6 +226,7 @@ class Adapters {
     int width_ = 0; // of a row of `low_`
     std::vector<Held> held_;
     std::vector<const Held *> of_; // [tokens of the pass], null without an adapter
+    std::vector<char> fresh_; // whether a token is the first of its chunk
     std::vector<std::pair<int, int>> order_; // slot and token
     std::vector<Chunk> chunks_;
     int ranks_[kAdaptable] = {}; // the most of any adapter of the pass

@@ -82,21 +82,24 @@ def _refusal(host: Host | None, adapter: Adapter, older: Sequence[Adapter]) -> R
         return Refusal(reasons.NOT_ALLOWED, f"spec.adapters.allowFrom of the service does not accept namespace {adapter.meta.namespace}")
     if host.spec is None or host.spec.adapters is None:
         return Refusal(reasons.NOT_ENABLED, f"InferenceService {host.key.name} has no spec.adapters")
-    wrong, taken = _source(adapter.spec, host.spec), _taken(host, adapter, older)
-    crowded = _crowded(older, host.spec.adapters.max_loaded)
+    wrong, taken = _source(adapter, adapter.spec, host.spec), _taken(host, adapter, older)
+    crowded = _crowded(adapter, older, host.spec.adapters.max_loaded)
     found = ((reasons.INVALID, wrong), (reasons.NAME_TAKEN, taken), (reasons.TOO_MANY, crowded))
     return next((Refusal(reason, message) for reason, message in found if message), None)
 
 
-def _crowded(older: Sequence[Adapter], most: int) -> str:
-    """Of those with other placements it depends on the replicas whether there is a place (places.py)."""
+def _crowded(adapter: Adapter, older: Sequence[Adapter], most: int) -> str:
+    """Those that share places need one among them. With placement Replicas it depends on the replicas (places.py)."""
     if len(older) >= _MOST_NAMES:
         return f"the service has {_MOST_NAMES} older adapters"
-    everywhere = sum(other.copies is None and not other.on_demand for other in older)
-    return f"{most} older adapters have all places of spec.adapters.maxLoaded" if everywhere >= most else ""
+    everywhere = sum(other.copies is None and not other.shares_place for other in older)
+    shared = any(other.shares_place for other in older)
+    if everywhere + (0 if adapter.shares_place else shared) < most:
+        return ""
+    return f"{most} older adapters have all places of spec.adapters.maxLoaded"
 
 
-def _source(spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
+def _source(adapter: Adapter, spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
     uri, credential = spec.source.uri, spec.source.credential
     if not uri.startswith(fetch.SCHEMES):
         return f"source.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(fetch.SCHEMES)}"
@@ -106,9 +109,23 @@ def _source(spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
         return (
             f"claim {fetch.claim(uri)!r} is not mounted into the replicas; name it in the service's spec.adapters.claims (mounted: {known})"
         )
-    if credential is not None and credential not in (one.name for one in service.credentials):
+    return _credential(adapter, uri, credential, service) if credential is not None else ""
+
+
+def _credential(adapter: Adapter, uri: str, credential: str, service: InferenceServiceSpec) -> str:
+    """Whoever may create adapters need not be allowed to read the service's Secrets, so no Secret goes to a host of their choice."""
+    if adapter.meta.namespace != adapter.service.namespace:
+        return "source.credential is the service's, which adapters of other namespaces may not use"
+    if credential not in (one.name for one in service.credentials):
         return f"source.credential {credential!r} is not a name in the service's spec.credentials"
+    if uri.startswith("oci://") and _host(uri) != _host(service.model.uri):
+        return f"source.credential goes to the registry of the model only, not to {_host(uri)}"
     return ""
+
+
+def _host(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 def _taken(host: Host, adapter: Adapter, older: Sequence[Adapter]) -> str:

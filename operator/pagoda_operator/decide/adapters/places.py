@@ -1,6 +1,7 @@
 """On which replicas each adapter is, within the places that a replica has. Pure.
 
-Older adapters choose first. One with placement OnDemand is on the disk of each replica and takes no place. With placement Replicas an
+Older adapters choose first. Those with placement OnDemand are on the disk of each replica and share
+one place at least, but for pinned ones. With placement Replicas an
 adapter takes the same replicas each time as long as they are there (rendezvous hashing), of different nodes if it can, and not one on
 which it failed of late. A replica that it leaves keeps it until it is loaded on all replicas that it goes to, so that requests for it
 always find one.
@@ -38,8 +39,9 @@ def place(accepted: Sequence[Adapter], replicas: Sequence[Replica], most: int) -
     """`most`: adapters that a replica may have at the same time."""
     on: dict[str, list[Adapter]] = {replica.uid: [] for replica in replicas}
     chosen: dict[str, list[Replica]] = {}
+    most -= any(adapter.shares_place for adapter in accepted)
     for adapter in accepted:
-        free = [replica for replica in replicas if adapter.on_demand or _used(on[replica.uid]) < most]
+        free = [replica for replica in replicas if adapter.shares_place or _used(on[replica.uid]) < most]
         chosen[adapter.uid] = _choice(adapter, free)
         _put(on, adapter, chosen[adapter.uid])
     for adapter in accepted:
@@ -49,8 +51,8 @@ def place(accepted: Sequence[Adapter], replicas: Sequence[Replica], most: int) -
 
 
 def _used(adapters: Iterable[Adapter]) -> int:
-    """Places that are taken for good: what a request loads goes when another one needs the place."""
-    return sum(not adapter.on_demand for adapter in adapters)
+    """Places that are taken for good."""
+    return sum(not adapter.shares_place for adapter in adapters)
 
 
 def _put(on: Mapping[str, list[Adapter]], adapter: Adapter, replicas: Iterable[Replica]) -> None:

@@ -38,6 +38,8 @@ class _Verdict(NamedTuple):
 def status(adapter: Adapter, found: Mapping[str, Progress], service: Replicas, now: str) -> dict[str, Any]:
     """The whole status of an accepted adapter on the wire. `found`: how far it is on each replica that should have it; `service`: the
     replicas that the service has and should have."""
+    if adapter.on_demand:  # which ones have it in memory changes with each request: no news for a status
+        found = {pod: one._replace(phase=Phase.ON_DISK) if one.phase is Phase.LOADED else one for pod, one in found.items()}
     loaded = [one for one in found.values() if one.phase is Phase.LOADED]
     here = [one for one in found.values() if one.phase is Phase.ON_DISK] + loaded
     return LoraAdapterStatus(

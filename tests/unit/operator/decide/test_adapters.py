@@ -1,5 +1,7 @@
 """Which LoraAdapters a service's replicas should have, why others are refused, and what each status says."""
 
+from dataclasses import replace
+
 import pytest
 from pagoda_contracts.conditions import adapter as reasons
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -195,9 +197,9 @@ def test_older_adapters_have_the_places_of_a_replica_and_the_others_say_that_the
     assert conditions(status(none, {}, Replicas(2, 2), NOW))["Stalled"][1] == "TooManyAdapters"
 
 
-def test_what_a_request_loads_is_on_every_disk_takes_no_place_and_is_ready_without_being_loaded():
+def test_what_a_request_loads_is_on_every_disk_shares_a_place_and_is_ready_without_being_loaded():
     everywhere, waiting = adapter("a"), adapter("b", placement={"mode": "OnDemand"})
-    found = place([everywhere, waiting], [Replica("p", "p"), Replica("q", "q")], 1)
+    found = place([everywhere, waiting], [Replica("p", "p"), Replica("q", "q")], 2)
     assert {uid: [entry.on_demand for entry in entries] for uid, entries in found.entries.items()} == {
         "p": [False, True],
         "q": [False, True],
@@ -205,5 +207,39 @@ def test_what_a_request_loads_is_on_every_disk_takes_no_place_and_is_ready_witho
     here = {"p": Progress(Phase.ON_DISK, DIGEST), "q": HAS}
     said = status(waiting, here, Replicas(2, 2), NOW)
     assert conditions(said)["Ready"] == ("True", "Resident", "on the disk of 2 of 2 replicas")
-    assert (said["loaded"], said["digest"]) == (1, DIGEST)
-    assert [one["state"] for one in said["endpoints"]] == ["OnDisk", "Loaded"]
+    assert (said["loaded"], said["digest"]) == (0, DIGEST)  # each request may change which ones have it in memory
+    assert [one["state"] for one in said["endpoints"]] == ["OnDisk", "OnDisk"]
+
+
+def on_demand(name, **fields):
+    return adapter(name, placement={"mode": "OnDemand"}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "accepted"),
+    [
+        ([on_demand("a"), on_demand("b"), on_demand("c")], "abc"),
+        ([on_demand("a"), adapter("b"), adapter("c")], "ab"),
+        ([adapter("a"), adapter("b"), on_demand("c")], "ab"),
+        ([on_demand("a", pinned=True), on_demand("b"), adapter("c")], "ab"),
+    ],
+)
+def test_those_that_share_places_have_one_at_least(adapters, accepted):
+    aged = [replace(one, created=f"2026-01-0{age}") for age, one in enumerate(adapters, 1)]
+    found = catalogue(host({"maxLoaded": 2}), aged)
+    assert "".join(one.served_name for one in found.accepted) == accepted
+    assert {why.reason for _, why in found.refused} <= {reasons.TOO_MANY}
+
+
+@pytest.mark.parametrize(
+    ("uri", "model", "words"),
+    [
+        ("oci://evil.example/x", "oci://registry.example/m", "not to oci://evil.example"),
+        ("oci://registry.example/x", "oci://registry.example/m", ""),
+        ("s3://bucket/x", "pvc://models", ""),
+    ],
+)
+def test_a_secret_goes_to_no_registry_of_the_adapters_choice(uri, model, words):
+    here = host({}, model={"uri": model}, credentials=[{"name": "reg", "secretRef": {"name": "s"}}])
+    found = catalogue(here, [adapter("a", source={"uri": uri, "credential": "reg"})])
+    assert [words in why.message for _, why in found.refused] == ([True] if words else [])
