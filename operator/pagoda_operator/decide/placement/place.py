@@ -6,6 +6,7 @@ are all in use is waited for, as long as its `fallbackAfter` says. A service tha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.resources.placement import Accelerator
@@ -15,7 +16,7 @@ from pagoda_contracts.resources.status import PlacementStatus
 from pagoda_operator.api.placement import Placement, Resolved
 from pagoda_operator.api.state import Observed
 from pagoda_operator.decide.placement.options import Candidate, Demand, Option, absent, merged, options
-from pagoda_operator.decide.placement.question import Current, Question, ask
+from pagoda_operator.decide.placement.question import Current, Question, ask, pinned
 from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings, with_verdicts
 from pagoda_operator.decide.render.children import entry_digest, identify
 from pagoda_operator.inventory.fit import Requirement
@@ -36,7 +37,7 @@ def place(question: Question) -> Placement:
     current = _current(question)
     if current is not None and (current.running or question.wanted == 0):
         return _stay(question, current, warned)
-    candidates = with_verdicts(question, _candidates(question), current)
+    candidates = with_verdicts(question, _candidates(question, current), current)
     if current is not None and _has_room(candidates, current):
         placed = _stay(question, current, warned)
     else:
@@ -71,6 +72,7 @@ def spare(question: Question, resolved: Resolved, entry: Accelerator) -> int | N
     fit without the service's own either (nodes are cordoned, or offer nothing now): removing a replica would not help."""
     if entry.cpu is not None:
         return None
+    question = pinned(question, _current(question))
     beside = _free(question, resolved, entry, "")
     return beside if beside or _free(question, resolved, entry, question.terms.service_uid) else None
 
@@ -90,7 +92,7 @@ def placeable(observed: Observed) -> int | None:
     """
     if observed.spec is None or (current := _current(question := ask(observed, observed.spec))) is None:
         return None
-    entry = question.spec.accelerators[current.position]
+    question, entry = pinned(question, current), question.spec.accelerators[current.position]
     if entry.cpu is not None:
         return None
     found = options(entry, Demand(question.inventory, question.terms._replace(service_uid="")))
@@ -102,14 +104,16 @@ def placeable(observed: Observed) -> int | None:
     return sum(pod.assigned for pod in observed.pods if pod.counts) + sum(one.free for one in mine)
 
 
-def _candidates(question: Question) -> tuple[Candidate, ...]:
-    """Up to the first entry on CPU that is waited for without end."""
+def _candidates(question: Question, current: Current | None) -> tuple[Candidate, ...]:
+    """Up to the first entry on CPU that is waited for without end. The entry of `current` has a template that stays as it is."""
     required = Requirement(question.model.shape, question.spec.engine) if question.model.shape else None
     demand = Demand(question.inventory, question.terms, required, question.model.unknowable)
-    found = []
+    kept = replace(demand, terms=pinned(question, current).terms)
+    found: list[Candidate] = []
     for index, entry in enumerate(question.spec.accelerators):
-        possible = options(entry, demand)
-        found.append(Candidate(index, entry, possible, "" if possible else absent(entry, demand)))
+        asked = kept if current is not None and current.position == index else demand
+        possible = options(entry, asked)
+        found.append(Candidate(index, entry, possible, "" if possible else absent(entry, asked)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:
             break
     return tuple(found)
@@ -124,7 +128,7 @@ def _current(question: Question) -> Current | None:
         resolved = run.pin.resolved if run.pin else Resolved()
         for index, entry in enumerate(question.spec.accelerators):
             if identify(question.name, question.spec, entry, resolved.identity).name == run.name:
-                return Current(index, resolved, run.running, run.refused)
+                return Current(index, resolved, run.running, run.refused, run.tolerations)
     return None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR
 from pagoda_contracts.resources.profile import NODE_DEADLINE, DeviceHint
@@ -22,6 +22,7 @@ from pagoda_operator.decide.replicas.replicas import pods_of
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.terms import Hint, Terms
+from pagoda_operator.inventory.values import Json
 
 
 class Run(NamedTuple):
@@ -36,6 +37,8 @@ class Run(NamedTuple):
     running: bool
     accelerator: str = ""
     refused: str = ""
+    # Of its template, which stays as it was pinned; None if there is none.
+    tolerations: tuple[Mapping[str, Any], ...] | None = None
 
 
 class Question(NamedTuple):
@@ -63,6 +66,7 @@ class Current(NamedTuple):
     resolved: Resolved
     running: bool
     refused: str
+    tolerations: tuple[Mapping[str, Any], ...] | None = None
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
@@ -97,6 +101,13 @@ def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
     )
 
 
+def pinned(question: Question, current: Current | None) -> Question:
+    """For more pods of a revision that has a template: they tolerate what it says, not what a new one would."""
+    if current is None or current.tolerations is None:
+        return question
+    return question._replace(terms=question.terms._replace(tolerations=current.tolerations))
+
+
 def _hint(device: DeviceHint) -> Hint:
     memory = int(parse_quantity(device.memory)) if device.memory else products().get(device.product)
     return Hint(tuple(sorted(device.node_labels.items())), device.product, memory)
@@ -110,20 +121,26 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
         if deployment.deleting:
             continue
         kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
-        labels = deployment.body["spec"]["template"]["metadata"]["labels"]
+        template = deployment.body["spec"]["template"]
         yield Run(
             name=deployment.name,
             number=int(kept.body["revision"]) if kept else 0,
             pin=_pin(observed, deployment.name),
             running=any(pod.counts and pod.scheduled for pod in pods_of(observed, deployment)),
-            accelerator=labels.get(LABEL_ACCELERATOR, ""),
+            accelerator=template["metadata"]["labels"].get(LABEL_ACCELERATOR, ""),
             refused=_refused(observed, spec, deployment),
+            tolerations=_tolerations(template),
         )
     names = {child.name for child in deployments}
     for kept in observed.of(CONTROLLER_REVISIONS):
         pin = _pin(observed, kept.name)
         if pin is not None and kept.name not in names and not kept.deleting:
-            yield Run(kept.name, int(kept.body["revision"]), pin, running=False)
+            template = kept.body["data"]["podTemplate"]
+            yield Run(kept.name, int(kept.body["revision"]), pin, running=False, tolerations=_tolerations(template))
+
+
+def _tolerations(template: Json) -> tuple[Mapping[str, Any], ...]:
+    return tuple(template.get("spec", {}).get("tolerations") or ())
 
 
 def _pin(observed: Observed, name: str) -> Pin | None:

@@ -3,8 +3,9 @@
 from datetime import timedelta
 
 import pytest
-from pagoda_operator.api.state import PODS
-from pagoda_operator.decide.placement.place import GROWS_S, placeable
+from pagoda_operator.api.state import DEPLOYMENTS, PODS
+from pagoda_operator.decide.placement.place import GROWS_S, placeable, spare
+from pagoda_operator.decide.placement.question import ask
 from support.harness.harness import Harness
 from support.harness.inventories import A100_80, CPU, H100, TINY, gpu, inventory, node, pod, whole
 from support.harness.placing import ENGINE
@@ -70,3 +71,28 @@ def test_places_are_unknown_on_cpu_without_a_revision_and_without_such_devices()
     fresh = Harness(accelerators=[gpu("H100")], engine=ENGINE, model={"uri": TINY})
     assert count(fresh, h100("a", 2)) is None
     assert count(harness()) is None
+
+
+def test_more_pods_of_a_template_go_only_where_that_template_may():
+    made, taint = harness(), {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    nodes, mine = (h100("a", 4), h100("b", 8, taints=[taint])), [pod("a", f"mine-{n}", uid="uid-tiny", gpu=1) for n in range(2)]
+
+    def spared():
+        observed = made.observed()
+        return spare(ask(observed, observed.spec), made.plan().placement.resolved, observed.spec.accelerators[0])
+
+    assert (count(made, *nodes, pods=mine), spared()) == (2 + 10, 10)
+    (name,) = made.names(DEPLOYMENTS)
+    # As an operator made it that knew no vendor's taints.
+    made.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["spec"]["template"]["spec"].pop("tolerations"))
+    assert (count(made, *nodes, pods=mine), spared()) == (2 + 2, 2)
+
+
+def test_a_service_that_wakes_is_not_sent_where_its_template_may_not_go():
+    made, taint = harness(replicas=0), {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    (name,) = made.names(DEPLOYMENTS)
+    made.api.edit(DEPLOYMENTS, "ns", name, lambda body: body["spec"]["template"]["spec"].pop("tolerations"))
+    made.edit(replicas=1)
+    made.inventory = inventory(h100("b", 8, taints=[taint]))
+    (rejected,) = made.plan().placement.status.rejected
+    assert "taint nvidia.com/gpu=present:NoSchedule is not tolerated" in rejected.why
