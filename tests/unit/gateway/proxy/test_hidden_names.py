@@ -109,9 +109,10 @@ async def test_concurrency_does_not_tell_them_apart_either_and_a_name_lost_secon
 async def test_before_discovery_has_listed_all_services_both_are_held_and_then_refused():
     async with served(synced=False) as (harness, replica, client):
         both = [asyncio.create_task(asked(client, name)) for name in (HIDDEN, UNKNOWN)]
-        await harness.until(lambda: harness.queue.count("") > 0)
-        await asyncio.wait(both, timeout=0.2)
+        holding = asyncio.create_task(harness.until(lambda: harness.queue.count("") == 2))
+        await asyncio.wait((*both, holding), return_when=asyncio.FIRST_COMPLETED)
         held = harness.queue.count("")
+        holding.cancel()
         harness.synced()
         hidden, unknown = await asyncio.gather(*both)
         assert (held, hidden[0], unknown[0]) == (2, 404, 404)
