@@ -40,7 +40,9 @@ class MigAccelerator(Model):
 
     profile: MigProfile | None = Field(default=None, description="The MIG profile, such as 3g.40gb.")
     min_memory: Quantity | None = Field(
-        default=None, description="The smallest profile with at least this much memory, a quantity such as 40Gi. Instead of `profile`."
+        default=None,
+        description="The smallest profile that is sold with at least this much memory: 40Gi and 40G both accept 3g.40gb. "
+        "Instead of `profile`.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

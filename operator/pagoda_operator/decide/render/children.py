@@ -57,7 +57,8 @@ Manifest = dict[str, Any]
 # added, so its default of ten minutes failed slow starts. The pods themselves show what cannot start.
 _PROGRESS_S: Final = 86_400
 # An empty value of these means the same as none.
-_ONLY_IF_SET: Final = ("health", "slo", "resources")
+_ON_CPU: Final = ("health", "slo")
+_ONLY_IF_SET: Final = (*_ON_CPU, "resources")  # on CPU the entry says what is requested
 # Node-local DNS caches listen on a link-local address, which belongs to no pod.
 _LINK_LOCAL: Final = ("169.254.0.0/16", "fe80::/10")
 _DNS: Final = 53
@@ -103,7 +104,8 @@ def identify(
     parts = {name: fields[name] for name in names if name in fields}
     if spec.adapters is not None:  # an empty block asks for something, too; who may attach adapters concerns no pod
         parts["adapters"] = {name: value for name, value in fields["adapters"].items() if name != "allowFrom"}
-    parts |= {name: fields[name] for name in _ONLY_IF_SET if fields.get(name)}
+    only = _ONLY_IF_SET if accelerator.cpu is None else _ON_CPU
+    parts |= {name: fields[name] for name in only if fields.get(name)}
     revision, kind = digest(parts), entry_digest(accelerator, resolved)
     return Revision(f"{service}-{digest([revision, kind])}", revision, kind)
 

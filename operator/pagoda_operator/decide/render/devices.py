@@ -47,20 +47,25 @@ def chosen(wished: ResourcesSpec) -> dict[str, Any]:
     return {name: value for name, value in zip(_HOST, (wished.cpu, wished.memory, wished.ephemeral_storage), strict=True) if value}
 
 
-def spread(own: dict[str, str], accelerator: Accelerator) -> dict[str, Any]:
-    """Replicas of a service keep apart if they can. One with a single GPU goes where other services' replicas are, so that whole nodes
-    stay free for those that need several GPUs. `own`: labels that only the service's replicas have."""
+def spread(own: dict[str, str]) -> dict[str, Any]:
+    """Replicas of a service keep apart if they can. `own`: labels that only the service's replicas have."""
     apart = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": own}}
-    found: dict[str, Any] = {"topologySpreadConstraints": [{**apart, "topologyKey": key} for key in (_HOSTNAME, _ZONE)]}
-    if accelerator.gpu is None or accelerator.gpu.count > 1:
-        return found
+    return {"topologySpreadConstraints": [{**apart, "topologyKey": key} for key in (_HOSTNAME, _ZONE)]}
+
+
+def _pack(spec: dict[str, Any], accelerator: Accelerator, uid: str) -> None:
+    """A replica with a single GPU goes where other services' replicas are, so that whole nodes stay free for those that need several GPUs.
+    Not if profile or service say what pods it is to be near: a preference of ours could outweigh theirs."""
+    affinity = spec.get("affinity") or {}
+    if accelerator.gpu is None or accelerator.gpu.count > 1 or affinity.get("podAffinity") or affinity.get("podAntiAffinity"):
+        return
     others = [
         {"key": LABEL_COMPONENT, "operator": "In", "values": [COMPONENT_REPLICA]},
-        {"key": LABEL_SERVICE_UID, "operator": "NotIn", "values": [own[LABEL_SERVICE_UID]]},
+        {"key": LABEL_SERVICE_UID, "operator": "NotIn", "values": [uid]},
     ]
     term = {"topologyKey": _HOSTNAME, "labelSelector": {"matchExpressions": others}, "namespaceSelector": {}}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": term}]}
-    return found | {"affinity": {"podAffinity": preferred}}
+    spec["affinity"] = affinity | {"podAffinity": preferred}
 
 
 def ranks(accelerator: Accelerator) -> int:
@@ -80,6 +85,7 @@ def on_devices(template: dict[str, Any], accelerator: Accelerator, resolved: Res
         return template
     result = copy.deepcopy(template)
     spec = result["spec"]
+    _pack(spec, accelerator, result["metadata"]["labels"][LABEL_SERVICE_UID])
     if resolved.labels:
         _require(spec, alternatives(resolved.labels))
     given = spec.get("tolerations") or []

@@ -24,6 +24,9 @@ _IDENTITY: Final = {
 # Fields whose values, or values below them, are quantities: the API server writes 0.5 as 500m and 1024Mi as 1Gi.
 _QUANTITIES: Final = frozenset({"requests", "limits", "sizeLimit"})
 
+# Names of environment variables, or how they begin.
+_POWERFUL: Final = ("LD_", "PYTHON", "PAGODA_", "NVIDIA_VISIBLE_DEVICES")
+
 
 def merge(base: Any, over: Any, field: str = "") -> Any:
     """`over` merged onto `base`: maps by key, lists with identity by identity, all else replaced."""
@@ -70,6 +73,17 @@ def covers(allowed: str, path: Sequence[str]) -> bool:
             return False
         rest = rest[len(step) :].removeprefix(".")
     return not rest
+
+
+def powerful_variable(path: Sequence[str]) -> tuple[str, ...]:
+    """The path of an environment variable with more power than its process's own settings; empty if the path sets none. It is read from
+    another object, such as a Secret of the namespace; or it brings foreign code into the process, speaks for the operator or takes
+    devices."""
+    place = path.index("env") + 1 if "env" in path else len(path)
+    if path[0] != "spec" or place >= len(path) or not path[place].startswith("["):
+        return ()
+    read = "valueFrom" in path[place + 1 :]
+    return tuple(path[: place + 1]) if read or path[place][1:].startswith(_POWERFUL) else ()
 
 
 def written(path: Sequence[str]) -> str:

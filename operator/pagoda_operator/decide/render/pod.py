@@ -47,9 +47,9 @@ from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.quota import needs
 from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render import devices, fetch
+from pagoda_operator.decide.render import devices, fetch, host
 from pagoda_operator.decide.render.children import Revision
-from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
+from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, powerful_variable, written
 
 # Seconds from the end of the drain to the kill: closing streams, leaving the engine.
 _GRACE_AFTER_DRAIN: Final = 30
@@ -108,6 +108,8 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
         result = merge(result, layer)
     _check_kept(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
+    result = host.with_requests(result, inputs.accelerator, inputs.resolved, inputs.weights)
+    host.check(result["spec"], devices.chosen(inputs.spec.resources))
     return devices.on_devices(result, inputs.accelerator, inputs.resolved, inputs.revision.name)
 
 
@@ -136,9 +138,13 @@ def _check_overlay(overlay: dict[str, Any], inputs: Inputs) -> None:
             message = f"the service's podTemplate sets {written(path[:3])}, which the operator decides itself"
             raise SpecProblem(POD_TEMPLATE_FORBIDDEN, message)
     for path in paths:
-        if not any(covers(allowed, path) for allowed in allow):
+        covering = [allowed for allowed in allow if covers(allowed, path)]
+        if not covering:
             accepted = ", ".join(allow) or "nothing"
             raise SpecProblem(POD_TEMPLATE_FORBIDDEN, f"podTemplate sets {written(path)}; the profile allows {accepted}")
+        if (variable := powerful_variable(path)) and all(allowed.endswith(".env") for allowed in covering):
+            message = f"podTemplate sets {written(path)}; the profile allows it only by the variable's own path: {written(variable)}"
+            raise SpecProblem(POD_TEMPLATE_FORBIDDEN, message)
 
 
 def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfig:
@@ -167,20 +173,17 @@ def _wished(inputs: Inputs) -> dict[str, Any]:
 
 
 def _defaults(inputs: Inputs) -> dict[str, Any]:
-    """What a profile may change: identity and confinement of the process, scratch space, requests, where replicas go."""
+    """What a profile may change: identity and confinement of the process, scratch space, where replicas go."""
     spec = inputs.spec
     own_labels = {name: inputs.labels[name] for name in (LABEL_SERVICE, LABEL_SERVICE_UID)}
-    scratch = inputs.weights if fetch.fetched(spec) and spec.model.cache is None else 0
-    requests = devices.requested(inputs.accelerator, inputs.resolved, scratch)
-    daemon = {"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}
     own: dict[str, Any] = {
         "spec": {
-            **devices.spread(own_labels, inputs.accelerator),
+            **devices.spread(own_labels),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": fetch.restricted_pod(),
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
-            "containers": [daemon | ({"resources": {"requests": requests}} if requests else {})],
+            "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
         }
     }
     merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.has_sidecar(spec) else own

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pagoda_contracts.conditions.types import STALLED
+from pagoda_contracts.resources.profile import NODE_DEADLINE
 from pagoda_contracts.resources.scaling import ScalingSpec, ScalingTargets
 from pagoda_contracts.units import parse_duration
 
@@ -24,6 +26,9 @@ from pagoda_operator.decide.scale.learned import DAY_S, Learned, forecast
 KV_TARGET: Final = 0.9
 _OVERDUE: Final = 1.5
 _LONGEST_START_S: Final = 900.0  # a pod that is stuck for hours says nothing about the next start
+
+# From a pod's creation, with a new node, its drivers, the image and a model of hundreds of GB.
+_ARRIVES_WITHIN_S: Final = parse_duration(NODE_DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +90,8 @@ class Moment(NamedTuple):
 class Basis:
     """What was observed of a service. `current`: replicas wanted until now. `starting`: wall times at which the replicas that do not serve
     yet were created. `serving`: names of the others. `rows`: requests that a replica runs at a time. `granted`, `placeable`: replicas that
-    quota and free devices allow, None if unknown. `day_s`: a replayed trace may have shorter days. `arriving`: replicas of the newest
-    revision are wanted, and none serves yet."""
+    quota and free devices allow, None if unknown. `day_s`: a replayed trace may have shorter days. `newest`: the newest
+    revision that has pods; `serves`: whether one of them is Ready; `arrives_until`: a wall time, until which that may be awaited."""
 
     spec: ScalingSpec
     replicas: int
@@ -99,13 +104,16 @@ class Basis:
     granted: int | None = None
     placeable: int | None = None
     day_s: float = DAY_S
-    arriving: bool = False
+    newest: str = ""
+    serves: bool = False
+    arrives_until: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What this process decided for a service. `since` and `began` are when it began to, by the monotonic and the wall clock.
-    `reported` is the reason in the status, with its cause and time. `arriving` is the last basis's."""
+    `reported` is the reason in the status, with its cause and time. `arriving`: replicas were awaited that never served.
+    `served`: the newest revision that has been Ready since there were replicas."""
 
     since: float
     wanted: int
@@ -118,6 +126,7 @@ class Memory:
     reported_at: float = 0.0
     began: float = 0.0
     arriving: bool = False
+    served: str = ""
 
 
 def basis_of(observed: Observed, memory: Memory | None) -> Basis:
@@ -128,6 +137,7 @@ def basis_of(observed: Observed, memory: Memory | None) -> Basis:
     pods = [pod for pod in observed.pods if pod.counts]
     learned = memory.learned if memory else Learned()
     current = _until_now(observed, spec.mode, memory)
+    newest = max(pods, key=lambda pod: pod.created).revision if pods else ""
     return Basis(
         spec=spec,
         replicas=observed.spec.replicas,
@@ -139,14 +149,19 @@ def basis_of(observed: Observed, memory: Memory | None) -> Basis:
         accelerator=_accelerator(pods, learned),
         granted=observed.granted,
         placeable=observed.placeable,
-        arriving=current > 0 and _arriving(pods),
+        newest=newest,
+        serves=any(pod.ready for pod in pods if pod.revision == newest),
+        arrives_until=_arrives_until(observed, [pod for pod in pods if pod.revision == newest]),
     )
 
 
-def _arriving(pods: Sequence[Pod]) -> bool:
-    """Whether no replica of the newest revision serves, which is that of the youngest pod."""
-    youngest = max(pods, key=lambda pod: pod.created, default=None)
-    return youngest is None or not any(pod.ready for pod in pods if pod.revision == youngest.revision)
+def _arrives_until(observed: Observed, newest: Sequence[Pod]) -> float:
+    """Until when replicas that never served may be awaited. Not while the service waits for a person, and not without end: a bad image or
+    a program that crashes would hold its devices for ever."""
+    mine = (one for one in observed.status.conditions if one.observed_generation == observed.meta.generation)
+    if any(one.type == STALLED.name and one.status == "True" for one in mine):
+        return -math.inf
+    return min((pod.created or observed.now for pod in newest), default=math.inf) + _ARRIVES_WITHIN_S
 
 
 def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:

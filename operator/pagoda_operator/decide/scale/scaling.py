@@ -43,11 +43,19 @@ def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment:
     return _remembered(basis, _clamped(found, basis), memory, moment)
 
 
+def _awaited(basis: Basis, memory: Memory, moment: Moment) -> Memory:
+    """Until a replica of the newest revision has served, no time without requests counts: a model may load for longer than `idleAfter`,
+    and a client that waited for it may be gone. One that served and is not Ready for a while does not begin again."""
+    served = "" if not basis.current else basis.newest if basis.serves else memory.served
+    new = not served or (bool(basis.newest) and basis.newest != served)
+    arriving = bool(basis.current) and new and moment.wall < basis.arrives_until
+    busy_at = moment.steady if arriving or memory.arriving else memory.busy_at
+    return replace(memory, busy_at=busy_at, arriving=arriving, served=served)
+
+
 def _measured(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment: Moment) -> Memory:
-    """Remembers when the last request was there, and the load. Until a replica serves, no time without requests counts: a model may load
-    for longer than `idleAfter`, and a client that waited for it may be gone."""
-    if basis.arriving or memory.arriving:
-        memory = replace(memory, busy_at=moment.steady, arriving=basis.arriving)
+    """Remembers when the last request was there, and the load."""
+    memory = _awaited(basis, memory, moment)
     if signals is None or not signals.fresh:
         return memory
     busy = signals.held or signals.wake or any(measure.active for measure in signals.measures[-1:])

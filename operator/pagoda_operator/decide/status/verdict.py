@@ -166,7 +166,9 @@ def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
     # A claim's files need no credential, and only some sources have revisions.
     fetch = () if fetched(spec) else ("model.credential", *(() if has_sidecar(spec) else ("credentials",)))
     idle = (*_NOT_YET, *fetch, *(() if has_revisions(spec.model) else ("model.revision",)))
-    return (*(field for field in idle if _at(words, field)), *ranks)
+    # Entries on CPU say themselves what a replica requests.
+    host = ("resources",) if words.get("resources") and all(entry.cpu for entry in spec.accelerators) else ()
+    return (*(field for field in idle if _at(words, field)), *ranks, *host)
 
 
 def idle_scaling(scaling: ScalingSpec) -> tuple[str, ...]:

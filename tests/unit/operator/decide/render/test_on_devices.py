@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -10,6 +12,7 @@ from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render.children import identify
 from pagoda_operator.decide.render.pod import Inputs, pod_template
+from pagoda_operator.decide.status.verdict import ignored_fields
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
 
@@ -52,6 +55,42 @@ def test_a_service_says_what_it_requests_and_the_profile_says_it_for_all():
     assert requests(rendered(gpu(), profile=profile, resources=asked)) == {"cpu": "6", "memory": "9Gi", "ephemeral-storage": "50Gi"}
 
 
+def daemon_of(**resources):
+    return {"spec": {"containers": [{"name": "daemon", "resources": resources}]}}
+
+
+def test_a_limit_of_the_profile_takes_the_place_of_our_request():
+    small = default_profile(podTemplate=daemon_of(limits={"cpu": "500m", "memory": "3Gi"}))["spec"]
+    assert requests(rendered(gpu(), profile=small)) == {"ephemeral-storage": "1024Mi"}, "the API server requests what is limited"
+    assert requests(rendered(gpu(), profile=small, resources={"memory": "2Gi"})) == {"memory": "2Gi", "ephemeral-storage": "1024Mi"}
+
+
+def test_a_request_above_its_limit_is_refused_with_both_values():
+    limited = default_profile(podTemplate=daemon_of(limits={"memory": "3Gi"}))["spec"]
+    with pytest.raises(SpecProblem, match=r"spec\.resources requests 4Gi of memory, above the limit of 3Gi") as refused:
+        rendered(gpu(), profile=limited, resources={"memory": "4Gi"})
+    assert refused.value.reason.name == "InvalidSpec"
+    own = default_profile(podTemplate=daemon_of(requests={"cpu": "2"}, limits={"cpu": "500m"}))["spec"]
+    with pytest.raises(SpecProblem, match="a replica requests 2 of cpu, above the limit of 500m") as refused:
+        rendered(gpu(), profile=own)
+    assert refused.value.reason.name == "InvalidProfile"
+
+
+NOT_SCRATCH = [{"emptyDir": {"medium": "Memory"}}, {"hostPath": {"path": "/mnt/nvme"}}, {"ephemeral": {"volumeClaimTemplate": {}}}]
+
+
+@pytest.mark.parametrize("kind", NOT_SCRATCH)
+def test_a_model_on_another_volume_of_the_profile_needs_no_scratch_disk(kind):
+    profile = default_profile(podTemplate={"spec": {"volumes": [{"name": "model", **kind}]}})["spec"]
+    assert requests(rendered(gpu(), model=HUB, profile=profile))["ephemeral-storage"] == "1024Mi"
+
+
+@pytest.mark.parametrize("kind", ["podAffinity", "podAntiAffinity"])
+def test_who_says_what_pods_to_be_near_gets_no_preference_of_ours(kind):
+    near = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    assert rendered(gpu(), podTemplate={"spec": {"affinity": near}})["affinity"] == near
+
+
 def test_other_requests_are_another_revision_and_none_are_the_same():
     def revision(**spec):
         parsed = InferenceServiceSpec.model_validate({"model": HUB, "accelerators": [gpu()]} | spec)
@@ -59,6 +98,16 @@ def test_other_requests_are_another_revision_and_none_are_the_same():
 
     assert revision() == revision(resources={})
     assert revision() != revision(resources={"cpu": "2"})
+    assert revision(accelerators=[CPU]) == revision(accelerators=[CPU], resources={"cpu": "2"}), "it changes nothing there"
+
+
+def test_requests_beside_entries_on_cpu_only_are_named_as_ignored():
+    def ignored(*entries):
+        spec = {"model": HUB, "resources": {"cpu": "2"}, "accelerators": [*entries]}
+        return ignored_fields(InferenceServiceSpec.model_validate(spec))
+
+    assert ignored(CPU) == ("resources",)
+    assert ignored(gpu(), CPU) == ()
 
 
 @pytest.mark.parametrize("entry", [gpu(), CPU])
@@ -101,6 +150,22 @@ def test_the_charts_profile_allows_a_service_what_concerns_only_itself(overlay):
 def test_the_charts_profile_allows_nothing_else(overlay):
     with pytest.raises(SpecProblem, match=r"the profile allows metadata\.labels"):
         rendered(gpu(), podTemplate={"spec": overlay})
+
+
+SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "token"}}}
+POWERFUL = [SECRET, *({"name": name, "value": "x"} for name in ("LD_PRELOAD", "PYTHONPATH", "PAGODA_POD_UID", "NVIDIA_VISIBLE_DEVICES"))]
+
+
+@pytest.mark.parametrize("variable", POWERFUL, ids=lambda one: one["name"])
+def test_a_variable_that_reads_secrets_or_brings_code_needs_a_path_of_its_own_or_its_whole_container(variable):
+    overlay = {"spec": {"containers": [{"name": "daemon", "env": [variable]}]}}
+    own = f"spec.containers[daemon].env[{variable['name']}]"
+    with pytest.raises(SpecProblem, match=re.escape(f"only by the variable's own path: {own}")) as refused:
+        rendered(gpu(), podTemplate=overlay)
+    assert refused.value.reason.name == "PodTemplateForbidden"
+    if variable["name"] != "PAGODA_POD_UID":  # the operator's own
+        for allowed in (own, "spec.containers[daemon]"):
+            rendered(gpu(), podTemplate=overlay, profile=default_profile(allow=["spec.containers[daemon].env", allowed])["spec"])
 
 
 def test_alternatives_of_node_labels_are_joined_to_those_that_are_there():

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.names import HISTORY_KEY
-from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, SERVICES
+from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Observed
+from pagoda_operator.decide.scale.inputs import basis_of
 from pagoda_operator.decide.scale.learned import decode
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run import scaler
@@ -81,6 +84,40 @@ def test_a_new_revision_that_never_served_is_not_put_to_sleep_with_the_old_one()
     here.flow(600, serve=False)
     assert here.wanted() == 1
     assert here.reason() != "ScaledToZero"
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_service_that_cannot_start_gives_its_devices_back(newer: bool) -> None:
+    here = harness(idleAfter="4m") if newer else ScaledHarness(scaling=AUTO | {"idleAfter": "4m"}, replicas=1, engine=ENGINE)
+    if newer:
+        here.edit(engine={"maxConcurrency": 8})
+    here.settle()
+    here.later += timedelta(seconds=3500)
+    here.flow(60, serve=False)
+    assert here.wanted() == 1
+    here.flow(340, serve=False)
+    assert all(one["spec"]["replicas"] == 0 for one in here.api.of(DEPLOYMENTS)), "an hour and idleAfter"
+
+
+@pytest.mark.parametrize(("status", "generation", "awaited"), [("True", 3, False), ("True", 2, True), ("False", 3, True)])
+def test_replicas_are_not_awaited_while_the_service_waits_for_a_person(status: str, generation: int, awaited: bool) -> None:
+    stalled = {"type": "Stalled", "status": status, "reason": "NoNodesCame", "message": "", "observedGeneration": generation}
+    said = {"conditions": [stalled | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    spec = InferenceServiceSpec.model_validate(service_body()["spec"])
+    meta = ObjectMeta(name="tiny", namespace="ns", uid="uid-tiny", generation=3)
+    assert (basis_of(Observed(meta, said, spec), None).arrives_until > 0) == awaited
+
+
+def test_a_replica_that_served_and_is_not_ready_for_a_while_is_not_awaited_again() -> None:
+    here = harness(idleAfter="4m")
+    here.flow(200)
+    for one in here.api.of(PODS):
+        here.api.report(one, running(ready=False))
+    here.settle()
+    here.flow(20, serve=False)
+    here.serve()
+    here.flow(60)
+    assert here.wanted() == 0
 
 
 def test_a_first_decision_that_agrees_with_the_spec_is_no_change() -> None:

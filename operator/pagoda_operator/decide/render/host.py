@@ -1,0 +1,59 @@
+"""What a replica on devices requests of its node besides them, once profile and service are merged, and whether its limits allow it. Pure;
+called by `pod`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC
+from pagoda_contracts.names import CONTAINER_DAEMON
+from pagoda_contracts.resources.placement import Accelerator
+from pagoda_contracts.units import parse_quantity
+
+from pagoda_operator.api.errors import SpecProblem
+from pagoda_operator.api.placement import Resolved
+from pagoda_operator.decide.render.devices import requested
+
+_MODEL: Final = "model"
+
+
+def with_requests(template: dict[str, Any], accelerator: Accelerator, resolved: Resolved, weights: int) -> dict[str, Any]:
+    """The merged template with our requests for what neither profile nor service requests or limits. Of a limit without a request, the API
+    server makes the request. `weights`: bytes of the model."""
+    result = copy.deepcopy(template)
+    daemon = next(one for one in result["spec"]["containers"] if one["name"] == CONTAINER_DAEMON)
+    resources = daemon.get("resources") or {}
+    said, limits = resources.get("requests") or {}, resources.get("limits") or {}
+    ours = requested(accelerator, resolved, weights if _on_scratch(result["spec"]) else 0)
+    found = {name: value for name, value in ours.items() if name not in limits} | said
+    if found:
+        daemon["resources"] = {**resources, "requests": found}
+    return result
+
+
+def check(spec: dict[str, Any], wished: dict[str, Any]) -> None:
+    """SpecProblem if the daemon requests more than its limit, which the API server refuses. `wished`: what the service says in
+    spec.resources."""
+    daemon = next(one for one in spec["containers"] if one["name"] == CONTAINER_DAEMON)
+    requests, limits = (daemon.get("resources", {}).get(name) or {} for name in ("requests", "limits"))
+    for name, asked in requests.items():
+        if name in limits and _exceeds(asked, limits[name]):
+            by_service = wished.get(name) == asked
+            source = f"spec.resources requests {asked} of {name}" if by_service else f"a replica requests {asked} of {name}"
+            message = f"{source}, above the limit of {limits[name]} in the podTemplate of the profile or the service"
+            raise SpecProblem(INVALID_SPEC if by_service else INVALID_PROFILE, message)
+
+
+def _on_scratch(spec: dict[str, Any]) -> bool:
+    """Whether the model lies on the pod's scratch disk: not on a claim, not in memory, not on what a profile mounts in its place."""
+    volume: dict[str, Any] = next((one for one in spec.get("volumes") or () if one["name"] == _MODEL), {})
+    return "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory"
+
+
+def _exceeds(asked: Any, limit: Any) -> bool:
+    """What is no quantity is left to the API server, whose message names it."""
+    try:
+        return parse_quantity(str(asked)) > parse_quantity(str(limit))
+    except ValueError:
+        return False
