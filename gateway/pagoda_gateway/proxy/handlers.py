@@ -6,7 +6,7 @@ Decides nothing about replicas and counts nothing. One aiohttp application for t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
@@ -30,7 +30,7 @@ from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.relay import Relay
-from pagoda_gateway.proxy.traces import TRACE_PATH, trace
+from pagoda_gateway.proxy.traces import TRACE_PATH, Traces
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.proxy.wish import wish
@@ -75,9 +75,9 @@ class Api:
     observe: Observe
     limiter: Limiter
     usage: Usage
+    recent: Recent
     overflow: Overflow | None = None
     stopping: bool = False
-    recent: Recent = field(default_factory=Recent)
 
     def application(self) -> web.Application:
         """Returns the application for the API's port."""
@@ -134,7 +134,7 @@ class Api:
             finally:
                 self._count(request, life, relay.account)
                 if relay.finish.id and not life.target:
-                    self.recent.add(request[TENANT], request[_REQUEST_ID], Answered(life.endpoint, relay.finish.id))
+                    self.recent.add(request[TENANT], request[_REQUEST_ID], Answered(life.replica, life.endpoint, relay.finish.id))
 
     async def _serve(self, life: RequestLife, relay: Relay, call: Call) -> web.StreamResponse:
         if self.overflow is not None:
@@ -146,7 +146,7 @@ class Api:
             self.usage.record(payer_of(life, request[KEY_ID]), account.used, ended(life, account.status))
 
     async def _trace(self, request: web.Request) -> web.Response:
-        return await trace(request.match_info["id"], request[TENANT], self.recent, self.upstream)
+        return await Traces(self.recent, self.cache, self.upstream).get(request.match_info["id"], request[TENANT])
 
     async def _health(self, _request: web.Request) -> web.Response:
         """Clients of replicas ask so before they begin. Kubelet asks on the probes' port, without a key."""

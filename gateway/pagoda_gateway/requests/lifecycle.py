@@ -80,8 +80,8 @@ class Place:
 class RequestLife:
     """One request under way. `take_bytes` counts its body. `tried`: endpoint → sequence of its last frame when it died on this request;
     `overloaded`: endpoints that had no room; `point`: its draw while requests are split between revisions; `claim`: its order among held
-    requests; `policy`: what its tenant's quotas allow; `adapter`: the LoRA that its `model` stands for at
-    the endpoint; `targets`: where it may overflow; `overflow`: where its service says so, among them.
+    requests; `replica`: the name of the replica at `endpoint`; `policy`: what its tenant's quotas allow; `adapter`: the LoRA that its
+    `model` stands for at the endpoint; `targets`: where it may overflow; `overflow`: where its service says so, among them.
 
     Of a stream: `begun`: its client has a part of the answer; `advanced`: this attempt added to it; `fixed`: it cannot go on elsewhere;
     `deaths`: of replicas, in a row, that added nothing; `lives`: how often it went on after a death; `ping` keeps its client's connection
@@ -95,6 +95,7 @@ class RequestLife:
     policy: Policy = NO_POLICY
     service: str = ""
     endpoint: str = NO_ENDPOINT
+    replica: str = ""
     revision: str = ""
     adapter: str = ""
     reason: str = ""

@@ -180,9 +180,7 @@ class Limiter:
         if (rule := policy.refusing(asked.model)) is not None:
             self._refused(rule.name, "model")
             raise ModelNotAllowed(asked.model, near(asked.model, policy.models))
-        if self._names is not None and (rule := self._names.hidden(asked.model, policy)) is not None:
-            self._refused(rule.name, "model")
-            raise self._names.not_found(asked.model, policy)
+        self._refuse_hidden(asked.model, policy)
         limits = slots(policy.rules)
         wish = asked.wish()
         bound = bounds(policy, wish, counts_tokens=_counts_tokens(limits))
@@ -198,6 +196,13 @@ class Limiter:
             self._refused(refusal.quota, refusal.kind)
             raise OverQuota(refusal, headers)
         return Account(policy, bound, headers=headers, _store=self._store, _ask=outcome.ask)
+
+    def _refuse_hidden(self, model: str, policy: Policy) -> None:
+        """A name that nobody has ends here too, so that no bound, window or header tells it from a hidden one. Before discovery has listed
+        all services both go on, and are held alike."""
+        if self._names is not None and self._names.synced and (rule := self._names.hidden(model, policy)) is not None:
+            self._refused(rule.name, "model")
+            raise self._names.not_found(model, policy)
 
 
 def _counts_tokens(limits: tuple[Slot, ...]) -> bool:

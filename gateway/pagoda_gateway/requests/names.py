@@ -33,16 +33,24 @@ class Names:
         lost |= {name: (now_ms, namespace) for name, namespace in before.items()}
         self._lost = {name: one for name, one in lost.items() if name not in self._namespaces}
 
+    @property
+    def synced(self) -> bool:
+        """Whether all services are known. Before that, a name that nobody has may be somebody's."""
+        return self._cache.synced
+
     def hidden(self, model: str, policy: Policy) -> Rule | None:
-        """Returns the rule that hides the service with this name from a tenant; None also if nobody has the name."""
-        namespace = self._namespaces.get(model)
-        return None if namespace is None else policy.hiding(namespace)
+        """Returns the rule that hides a name from a tenant. A rule that hides names also hides those that nobody has, or the two could be
+        told apart; but not one that was lost seconds ago and was not hidden: the tenant knows it."""
+        return None if self._just_lost(model, policy) else policy.hiding(self._namespaces.get(model, ""))
 
     def not_found(self, model: str, policy: Policy) -> ModelNotFound:
         """Returns the error for a name that nobody has, or that is hidden from the tenant: the two look alike. One that was lost seconds
         ago is worth a retry."""
-        lost = self._lost.get(model)
-        if lost is not None and self._clock_ms() - lost[0] < _LOST_MS and policy.hiding(lost[1]) is None:
+        if self._just_lost(model, policy):
             return ModelGone(model)
         seen = [name for name, namespace in self._namespaces.items() if policy.refusing(name) is None and policy.hiding(namespace) is None]
         return (ModelNotAllowed if policy.hides else ModelNotFound)(model, near(model, seen))
+
+    def _just_lost(self, model: str, policy: Policy) -> bool:
+        lost = self._lost.get(model)
+        return lost is not None and self._clock_ms() - lost[0] < _LOST_MS and policy.hiding(lost[1]) is None

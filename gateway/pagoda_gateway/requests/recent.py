@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 # Some 400 bytes for each.
 _MOST: Final = 4096
+# A replica forgets its traces much sooner where there is traffic.
+_MAX_AGE_MS: Final = 3_600_000
 _PREFIXED: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{32})")
 
 
 class Answered(NamedTuple):
-    """The replica's address, and its id of the request."""
+    """The replica's name and address, and its id of the request."""
 
+    replica: str
     address: str
     id: str
 
 
 class Recent:
-    """The last requests of all tenants. A tenant finds its own only, whatever ids others chose."""
+    """The last requests of all tenants, none for longer than an hour. A tenant finds its own only, whatever ids others chose."""
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._found: OrderedDict[tuple[str, str], Answered] = OrderedDict()
+    def __init__(self, clock_ms: Callable[[], float], most: int = _MOST) -> None:
+        self._clock_ms, self._most = clock_ms, most
+        self._found: OrderedDict[tuple[str, str], tuple[float, Answered]] = OrderedDict()
 
     def add(self, tenant: str, request_id: str, answered: Answered) -> None:
         """A replica answered this request."""
         for name in (request_id, answered.id):
-            self._found[tenant, name] = answered
+            self._found[tenant, name] = self._clock_ms(), answered
             self._found.move_to_end((tenant, name))
         while len(self._found) > 2 * self._most:
             self._found.popitem(last=False)
@@ -40,4 +44,5 @@ class Recent:
     def find(self, tenant: str, name: str) -> Answered | None:
         """Returns who answered the tenant's request with this id: the header's, or the answer's with or without its prefix."""
         match = _PREFIXED.fullmatch(name)
-        return self._found.get((tenant, name)) or (self._found.get((tenant, match[1])) if match else None)
+        found = self._found.get((tenant, name)) or (self._found.get((tenant, match[1])) if match else None)
+        return found[1] if found is not None and self._clock_ms() - found[0] < _MAX_AGE_MS else None

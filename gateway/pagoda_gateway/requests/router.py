@@ -153,7 +153,7 @@ class Router:
         if isinstance(choice, Wait):
             life.reason = life.reason or HELD_PREFIX + choice.reason
             choice = await self._hold(life, choice, terms)
-        life.endpoint = choice.endpoint.address
+        life.endpoint, life.replica = choice.endpoint.address, choice.endpoint.name
         life.reason = life.reason or choice.reason
         return choice.endpoint
 
@@ -165,10 +165,11 @@ class Router:
         return choice
 
     def _look(self, life: RequestLife, terms: Terms) -> Pick | Wait:
-        service = self._cache.resolve(life.request.model)
+        hidden = self.names.hidden(life.request.model, life.policy) is not None
+        service = None if hidden else self._cache.resolve(life.request.model)
         if service is None and not self._cache.synced:
             return Wait(UNSYNCED, "unsynced")
-        if service is None or self.names.hidden(life.request.model, life.policy) is not None:
+        if service is None:
             raise self.names.not_found(life.request.model, life.policy)
         life.assign(service.key)
         overflows = service.overflow is not None and service.overflow.target in life.targets and not life.begun

@@ -44,6 +44,7 @@ from pagoda_gateway.requests.lifecycle import Counters
 from pagoda_gateway.requests.limiter import Limiter, LocalStore, Store
 from pagoda_gateway.requests.metrics import Metrics
 from pagoda_gateway.requests.outside import read_targets
+from pagoda_gateway.requests.recent import Recent
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.terms import HoldRules
@@ -129,7 +130,8 @@ async def _build(settings: Settings, stack: AsyncExitStack) -> Parts:
     limiter = Limiter(registry, store, counters.metrics.over_quota, router.names)
     usage = Usage(counters.metrics, log.info if settings.usage_lines else None)
     observe = Observe(_clock_ms, counters.metrics, settings.access_log, _tracing(settings, stack))
-    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, usage, _overflow(settings, stack))
+    answers = (usage, Recent(_clock_ms), _overflow(settings, stack))
+    api = Api(cache, InFlight(counters), router, upstream, limits, authenticate, observe, limiter, *answers)
     health = Health(lambda: cache.synced and ring.synced and registry.synced and not api.stopping)
     probes = Probes(health, settings.host, settings.probes_port)
     stack.callback(probes.close)

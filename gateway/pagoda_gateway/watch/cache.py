@@ -179,6 +179,11 @@ class EndpointCache:
         known = self._by_service.get(service.key, {})
         return [endpoint for endpoint in known.values() if endpoint.service_uid in ("", service.uid)]
 
+    def address(self, name: str) -> str:
+        """Returns the address of the endpoint with this name; "" if there is none."""
+        endpoint = self._endpoints.get(name)
+        return endpoint.address if endpoint is not None else ""
+
     def is_adapter(self, model: str) -> bool:
         """Whether the name stands for a LoRA of its service, by the operator's word or a replica's."""
         service = self.resolve(model)

@@ -21,6 +21,7 @@ from pagoda_gateway.requests.in_flight import InFlight
 from pagoda_gateway.requests.lifecycle import Counters
 from pagoda_gateway.requests.limiter import Limiter, LocalStore
 from pagoda_gateway.requests.metrics import Metrics
+from pagoda_gateway.requests.recent import Recent
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.tally import Tally
 from pagoda_gateway.requests.terms import HoldRules
@@ -77,7 +78,7 @@ class GatewayHarness:
         self, upstream: Upstream, limits: Limits, authenticate: Authenticate | None = None, overflow: OverflowTargets | None = None
     ) -> Api:
         """Its routes."""
-        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage, overflow)
+        parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage, Recent(self.clock_ms), overflow)
         return Api(self.cache, self.in_flight, self.router, upstream, limits, *parts)
 
     async def until(self, holds: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ ID = "0123456789abcdef" * 2
 
 @asynccontextmanager
 async def gateway(address, model):
-    """A client that asks a gateway before this replica. Keys are of two tenants."""
+    """A gateway before this replica, and a client of it. Keys are of two tenants."""
     harness, ring = GatewayHarness(), KeyRing(synced=True)
     harness.service(model=model)
     harness.synced()
@@ -39,7 +39,8 @@ async def gateway(address, model):
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        yield harness, client
 
 
 async def traced(client, name, tenant=None):
@@ -61,7 +62,7 @@ async def traced(client, name, tenant=None):
     ],
 )
 async def test_a_trace_is_found_by_the_id_of_the_answer_and_by_that_of_the_header(path, body, tmp_path):
-    async with local_front(local_config(tmp_path), tmp_path / "text") as replica, gateway(replica.http, NAME) as client:
+    async with local_front(local_config(tmp_path), tmp_path / "text") as replica, gateway(replica.http, NAME) as (_, client):
         tokens = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         async with client.post(path, json={"model": NAME, tokens: 3} | body, headers={HEADER_REQUEST_ID: "mine"}) as answer:
             text = (await answer.read()).decode()
@@ -76,7 +77,7 @@ async def test_a_trace_is_its_tenants_and_a_replica_that_is_gone_is_said_to_be()
         trace = exchange.head.startswith(b"GET")
         await exchange.answer(200, {"state": "finished"} if trace else {"id": f"chatcmpl-{ID}"})
 
-    async with running(Replica("a", answer)) as replica, gateway(replica.http, "m") as client:
+    async with running(Replica("a", answer)) as replica, gateway(replica.http, "m") as (_, client):
         async with client.post("/v1/completions", json={"model": "m"}, headers={"authorization": f"Bearer {KEYS['aa'].text}"}) as asked:
             assert asked.status == 200
         assert [await traced(client, ID, tenant) for tenant in ("bb", None)] == [(404, "request_not_found")] * 2
@@ -89,11 +90,35 @@ async def test_a_trace_is_its_tenants_and_a_replica_that_is_gone_is_said_to_be()
         assert await traced(client, ID, "aa") == (404, "request_not_found")
 
 
+async def test_only_the_very_replica_that_answered_is_asked_and_for_an_hour_only():
+    async def answer(exchange):
+        trace = exchange.head.startswith(b"GET")
+        await exchange.answer(200, {"state": "finished"} if trace else {"id": f"chatcmpl-{ID}"})
+
+    async with running(Replica("a", answer)) as replica, gateway(replica.http, "m") as (harness, client):
+        for passed_ms, known in ((3_599_999, True), (3_600_000, False)):
+            async with client.post("/v1/completions", json={"model": "m"}) as asked:
+                assert asked.status == 200
+            harness.now_ms += passed_ms
+            harness.frame(address=replica.http)
+            assert (await traced(client, ID))[0] == (200 if known else 404)
+        async with client.post("/v1/completions", json={"model": "m"}) as asked:
+            assert asked.status == 200
+        assert (await traced(client, ID))[0] == 200
+        before = len(replica.seen)
+        harness.frame(name="ns/a", address="127.0.0.1:9")  # the pod has another address now
+        assert await traced(client, ID) == (404, "request_not_found")
+        harness.cache.delete_replica("ns/a")
+        harness.frame(name="ns/b", address=replica.http)  # and another pod has its address
+        assert await traced(client, ID) == (404, "request_not_found")
+        assert len(replica.seen) == before
+
+
 def test_so_many_are_remembered_and_not_more():
-    recent = Recent(most=3)
+    recent = Recent(lambda: 0.0, most=3)
     for number in range(5):
-        recent.add("t", f"r{number}", Answered("a:1", f"{number:032x}"))
+        recent.add("t", f"r{number}", Answered("ns/a", "a:1", f"{number:032x}"))
     assert [recent.find("t", f"r{number}") is not None for number in range(5)] == [False, False, True, True, True]
-    assert recent.find("t", f"resp_{4:032x}") == Answered("a:1", f"{4:032x}")
+    assert recent.find("t", f"resp_{4:032x}") == Answered("ns/a", "a:1", f"{4:032x}")
     assert recent.find("u", "r4") is None
     assert len(recent._found) == 6
