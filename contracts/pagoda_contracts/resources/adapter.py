@@ -85,7 +85,9 @@ class LoraAdapterSpec(Model):
         default=None, description="The name that clients put into `model`; the adapter's own name if absent. Immutable."
     )
     placement: Placement = Field(default=Placement(), description="On which replicas it is resident.")
-    pinned: bool = Field(default=False, description="Never evicted for another adapter; nothing is evicted yet.")
+    pinned: bool = Field(
+        default=False, description="With placement OnDemand: once loaded, it stays in memory. Other adapters do not take its place."
+    )
 
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(
@@ -107,7 +109,9 @@ class EndpointAdapter(Model):
     """The adapter on one replica."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
-    state: Literal["Pending", "Fetching", "OnDisk", "Loaded", "Evicted", "Failed"] = Field(description="The phase of the rollout.")
+    state: Literal["Pending", "Fetching", "OnDisk", "Loaded", "Evicted", "Failed"] = Field(
+        description="How far it is there. Evicted is not written yet."
+    )
     reason: Annotated[str, _LINE] | None = Field(default=None, description="Why it failed.")
 
 

@@ -34,7 +34,11 @@ class Images(Model):
     """Images of a replica's pod."""
 
     daemon: Image = Field(description="The inference daemon.")
-    fetch: Image | None = Field(default=None, description="The sidecar that fetches models; needed for models that are not on a claim.")
+    fetch: Image | None = Field(
+        default=None,
+        description="The sidecar that fetches models and adapters; needed for models that are not on a claim and for services with "
+        "spec.adapters.",
+    )
 
 
 class Toleration(Model):
@@ -161,7 +165,7 @@ class ServingProfileSpec(Model):
     egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
         default=(),
         description="Networks from which replicas may fetch models. Empty: only DNS is allowed. Models from a claim (pvc://) "
-        "do not need it, because their replicas call no other host. A NetworkPolicy knows networks, not host names.",
+        "do not need it, unless the service has spec.adapters. A NetworkPolicy knows networks, not host names.",
     )
     allow: Annotated[tuple[AllowedPath, ...], Field(max_length=64)] = Field(
         default=(),

@@ -106,7 +106,9 @@ class KvCacheSpec(Model):
     )
     block_size: Literal[16, 32, 64] = Field(default=16, description="Tokens per KV block.")
     memory_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Share of the device's memory that weights and KV may take, above 0 up to 1. Not acted on yet."
+        default=None,
+        description="Share of the device's memory that weights and KV may take, above 0 up to 1. "
+        "Not acted on yet by the daemon; placement uses it.",
     )
     dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
         default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
