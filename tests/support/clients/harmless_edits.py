@@ -9,6 +9,7 @@ from pagoda_contracts.names import API_VERSION, LABEL_SERVICE
 from pagoda_operator.api.state import (
     ADAPTERS,
     CONTROLLER_REVISIONS,
+    NAMESPACES,
     NETWORK_POLICIES,
     PROFILES,
     QUOTAS,
@@ -25,7 +26,7 @@ from support.kube.operator_process import NODES
 # Kopf looks itself for what kinds there are.
 DEFINITIONS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 KINDS = (*CACHED, DEFINITIONS)
-_CLUSTER = (NODES, PROFILES, QUOTAS, RESOURCE_SLICES, DEFINITIONS)
+_CLUSTER = (NAMESPACES, NODES, PROFILES, QUOTAS, RESOURCE_SLICES, DEFINITIONS)
 _CLAIM = {"devices": {"requests": [{"name": "one", "exactly": {"deviceClassName": "nothing.example"}}]}}
 # Of these a service on cores has none, or nobody may change one: one is made, and made anew. Nobody's, as its label says.
 _MADE: dict[Resource, dict[str, Any]] = {
