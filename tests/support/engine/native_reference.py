@@ -15,20 +15,19 @@ from pagoda_kernels.cpu.native import Batch, NativeDecoder
 
 BLOCKS = 64
 POSITIONS = 512
-BASE = parse_spec(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 200,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": POSITIONS,
-        "tie_word_embeddings": False,
-    }
-)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": POSITIONS,
+    "tie_word_embeddings": False,
+}
+BASE = parse_spec(CONFIG)
 
 
 def shape(**changes):

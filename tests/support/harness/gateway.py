@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from aiohttp import web
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.proxy.authenticate import Authenticate
@@ -80,6 +82,18 @@ class GatewayHarness:
         """Its routes."""
         parts = (authenticate or self.authenticate, self.observe, self.limiter, self.usage, Recent(self.clock_ms), overflow)
         return Api(self.cache, self.in_flight, self.router, upstream, limits, *parts)
+
+    @asynccontextmanager
+    async def serving(self, authenticate: Authenticate | None = None) -> AsyncIterator[int]:
+        """Its API over HTTP, at this port."""
+        async with AsyncExitStack() as stack:
+            upstream = Upstream(300.0)
+            stack.push_async_callback(upstream.close)
+            runner = web.AppRunner(self.api(upstream, Limits(1 << 20, 300), authenticate).application(), handler_cancellation=True)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield runner.addresses[0][1]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Returns when that is so. Each request that comes, is held or ends changes the demand."""

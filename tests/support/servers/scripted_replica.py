@@ -52,10 +52,12 @@ class Exchange:
         self.writer.write(SSE_HEAD.removesuffix(b"\r\n") + headers + b"\r\n")
         await self.writer.drain()
 
-    async def stream(self, events: int) -> None:
+    async def stream(self, events: int, pause_s: float = 0.0) -> None:
+        """With pauses it lasts long enough to be under way at any moment."""
         await self.begin_stream()
         for number in range(events):
             await self.chunk(EVENT % number)
+            await asyncio.sleep(pause_s)
         await self.chunk(DONE)
         self.writer.write(b"0\r\n\r\n")
         await self.writer.drain()

@@ -13,7 +13,6 @@ from pagoda_contracts.launch import AdapterModule, AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.lora.modules import modules_of
-from pagoda_daemon.model.config import parse_spec
 from pagoda_daemon.model.weights import destinations
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.load import Loaded, load_forward
@@ -22,22 +21,9 @@ from pagoda_kernels.cpu.native import missing
 from safetensors.torch import save_file
 from support.engine.adapter_files import matrices, write_adapter
 from support.engine.drive import Drive
-from support.engine.native_reference import weights_of
+from support.engine.native_reference import BASE, CONFIG, weights_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 200,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-}
-SPEC = parse_spec(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With two adapters of every module, `one` and `two`."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(destinations(SPEC, weights_of(SPEC)), folder / "model.safetensors")
-    sizes = {name: (module.inputs, module.outputs) for name, module in modules_of(SPEC).items()}
+    save_file(destinations(BASE, weights_of(BASE)), folder / "model.safetensors")
+    sizes = {name: (module.inputs, module.outputs) for name, module in modules_of(BASE).items()}
     for name, rank in (("one", 3), ("two", 20)):
         # The files' matrices are of size 1: alpha makes the product as large as that of the model's own.
         write_adapter(folder / name, matrices(sizes, rank, rank), r=rank, lora_alpha=0.1, target_modules="all-linear")

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from aiohttp import web
 from pagoda_contracts.names import HEADER_PREFIX_HASHES, HEADER_TENANT
 from pagoda_contracts.prefix import Scope, chat_text, from_header, text_hashes
 from pagoda_contracts.resources.apikeys import new_key
@@ -16,8 +15,6 @@ from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.limits.registry import Subject
 from pagoda_gateway.limits.rules import Rule
 from pagoda_gateway.proxy.authenticate import Authenticate
-from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.budget import Budget
 from pagoda_gateway.requests.dialects import ENDPOINTS
 from support.harness.gateway import GatewayHarness
@@ -60,14 +57,8 @@ async def served(*, anonymous: bool = False, synced: bool = True):
         await stack.enter_async_context(running(replica))
         harness.synced()
         harness.frame(address=replica.http)
-        upstream = Upstream(300.0)
-        stack.push_async_callback(upstream.close)
         authenticate = Authenticate(ring, harness.metrics, lambda: NOW, anonymous)
-        runner = web.AppRunner(harness.api(upstream, Limits(1 << 20, 300), authenticate).application())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield harness, replica, runner.addresses[0][1]
+        yield harness, replica, await stack.enter_async_context(harness.serving(authenticate))
 
 
 class Connection:

@@ -8,14 +8,11 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 import structlog
-from aiohttp import web
 from pagoda_contracts.names import CONTINUABLE_NO, HEADER_CONTINUABLE, HEADER_USAGE
 from pagoda_contracts.notes import Note, to_comment
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_contracts.usage import Used, to_header
 from pagoda_gateway.proxy.authenticate import Authenticate
-from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.upstream import Upstream
 from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import DONE, Replica, running
 
@@ -37,15 +34,9 @@ async def served():
         await stack.enter_async_context(running(replica))
         harness.synced()
         harness.frame(address=replica.http)
-        upstream = Upstream(300.0)
-        stack.push_async_callback(upstream.close)
         authenticate = Authenticate(harness.ring, harness.metrics, lambda: NOW, anonymous=False)
-        api = harness.api(upstream, Limits(1 << 20, 300), authenticate)
-        runner = web.AppRunner(api.application(), handler_cancellation=True)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        port = await stack.enter_async_context(harness.serving(authenticate))
+        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
         lines = stack.enter_context(structlog.testing.capture_logs())
         yield harness, replica, client, lines
 

@@ -5,9 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
-from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.watch.services import Hold
 from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import DONE, Replica, running
@@ -37,14 +34,7 @@ async def held(after):
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(replica))
         harness.address = replica.http
-        upstream = Upstream(300.0)
-        stack.push_async_callback(upstream.close)
-        api = harness.api(upstream, Limits(1 << 20, 300))
-        runner = web.AppRunner(api.application(), handler_cancellation=True)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield harness, replica, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield harness, replica, f"http://127.0.0.1:{await stack.enter_async_context(harness.serving())}/v1"
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,12 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
-from aiohttp import web
 from pagoda_contracts.names import HEADER_REQUEST_ID
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.limits.registry import Subject
 from pagoda_gateway.limits.rules import Rule, Window
 from pagoda_gateway.proxy.authenticate import Authenticate
-from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.upstream import Upstream
 from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import Replica, running
 
@@ -38,14 +35,8 @@ async def served(*, synced: bool = True, **limits):
         harness.frame(address=replica.http)
         harness.frame(name="other/a", service="other/x", address=replica.http)
         harness.registry.put("q", Subject("ns", "pagoda-keys-team-a"), Rule("q", namespaces=frozenset({"ns"}), **limits))
-        upstream = Upstream(300.0)
-        stack.push_async_callback(upstream.close)
         authenticate = Authenticate(ring, harness.metrics, lambda: NOW, anonymous=True)
-        runner = web.AppRunner(harness.api(upstream, Limits(1 << 20, 300), authenticate).application())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        address = f"http://127.0.0.1:{await stack.enter_async_context(harness.serving(authenticate))}"
         yield harness, replica, await stack.enter_async_context(aiohttp.ClientSession(address))
 
 

@@ -1,17 +1,14 @@
 """`GET /v1/requests/ID/trace` at the gateway: the replica that answered is asked, and only for the request's own tenant."""
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import aiohttp
 import pytest
-from aiohttp import web
 from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_TENANT
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.proxy.authenticate import Authenticate
-from pagoda_gateway.proxy.body import Limits
-from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.recent import Answered, Recent
 from support.harness.gateway import GatewayHarness
 from support.servers.local_front import NAME, local_config, local_front
@@ -31,15 +28,8 @@ async def gateway(address, model):
     harness.frame(address=address)
     for tenant, key in KEYS.items():
         ring.put(f"ns/{tenant}", tenant, {key.id: key.stored})
-    async with AsyncExitStack() as stack:
-        upstream = Upstream(300.0)
-        stack.push_async_callback(upstream.close)
-        authenticate = Authenticate(ring, harness.metrics, lambda: NOW, anonymous=True)
-        runner = web.AppRunner(harness.api(upstream, Limits(1 << 20, 300), authenticate).application())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    authenticate = Authenticate(ring, harness.metrics, lambda: NOW, anonymous=True)
+    async with harness.serving(authenticate) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         yield harness, client
 
 

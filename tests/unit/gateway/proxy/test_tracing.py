@@ -6,15 +6,12 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
-from aiohttp import web
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pagoda_contracts.resources.apikeys import new_key
 from pagoda_gateway.proxy.authenticate import Authenticate
-from pagoda_gateway.proxy.body import Limits
 from pagoda_gateway.proxy.tracing import Tracing
-from pagoda_gateway.proxy.upstream import Upstream
 from support.harness.gateway import GatewayHarness
 from support.servers.scripted_replica import Replica, running
 
@@ -35,17 +32,10 @@ async def served(*, traced):
         await stack.enter_async_context(running(replica))
         harness.synced()
         harness.frame(address=replica.http)
-        upstream = Upstream(300.0)
-        stack.push_async_callback(upstream.close)
         authenticate = Authenticate(harness.ring, harness.metrics, lambda: NOW, anonymous=False)
-        observe = replace(harness.observe, tracing=Tracing(provider) if traced else None)
-        harness.observe = observe
-        api = harness.api(upstream, Limits(1 << 20, 300), authenticate)
-        runner = web.AppRunner(api.application())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        harness.observe = replace(harness.observe, tracing=Tracing(provider) if traced else None)
+        port = await stack.enter_async_context(harness.serving(authenticate))
+        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
 
         async def ask(key=KEY.text, **headers):
             async with client.post("/v1/completions", json={"model": "m"}, headers={"x-api-key": key} | headers) as answer:

@@ -24,13 +24,7 @@ HELD = 6
 
 
 async def slowly(exchange):
-    """A stream that lasts long enough to be under way at any moment."""
-    await exchange.begin_stream()
-    for number in range(EVENTS):
-        await exchange.chunk(EVENT % number)
-        await asyncio.sleep(0.01)
-    await exchange.chunk(DONE)
-    exchange.writer.write(b"0\r\n\r\n")
+    await exchange.stream(EVENTS, 0.01)
 
 
 @dataclass
