@@ -18,16 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 
-sys.path.insert(0, str(Path(__file__).parent / "common"))
+sys.path[:0] = [str(Path(__file__).parent / "common"), str(Path(__file__).parents[1] / "tests")]
 
 from engine_models import CONTEXT, MODELS, make_model
 from pagoda_daemon.core.messages import Submit
 from pagoda_daemon.core.sampling import Sampling
-from pagoda_daemon.lora.load import Matrices, fused_adapter, packed_adapter
-from pagoda_daemon.lora.modules import modules_of
+from pagoda_daemon.lora.load import fused_adapter, packed_adapter
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.runner.adapters import Readable
 from pagoda_daemon.runner.host import Host
@@ -38,6 +36,7 @@ from pagoda_daemon.scheduler.commit import commit
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
+from support.engine.random_adapters import matrices
 
 PROMPT = 8
 WARM = 2
@@ -62,12 +61,7 @@ def worker_of(directory: Path, given: argparse.Namespace, adapters: AdaptersConf
 
 def random_adapter(spec: ModelSpec, rank: int, seed: int, *, native: bool) -> Readable:
     """It changes every linear map."""
-    torch.manual_seed(seed)
-    pairs = {
-        name: (0.02 * torch.randn(rank, module.inputs).bfloat16(), 0.02 * torch.randn(module.outputs, rank).bfloat16())
-        for name, module in modules_of(spec).items()
-    }
-    found = Matrices(f"sha256:{seed}", rank, pairs)
+    found = matrices(spec, seed, lambda _module: rank)
     return packed_adapter(found, spec) if native else fused_adapter(found, spec)
 
 

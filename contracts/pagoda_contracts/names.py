@@ -130,6 +130,9 @@ PORT_EXT_PROC_HEALTH: Final = 9003  # kept for older clients; health is answered
 PATH_STARTUP: Final = "/startupz"
 PATH_LIVE: Final = "/livez"
 PATH_READY: Final = "/readyz"
+PATH_TRACE: Final = "/v1/requests/{id}/trace"
+# What stands before a replica's id of a request, by the API that was asked.
+ID_PREFIXES: Final = "chatcmpl-|cmpl-|resp_|msg_"
 
 # Inside a replica's pod.
 CONTAINER_DAEMON: Final = "daemon"

@@ -1,5 +1,5 @@
-"""read_adapter: a directory as peft saves it → the matrices of an adapter of one model, or AdapterRejected with the reason. Called by
-the runner, which makes of them what computes: `load_adapter` for torch, `load_native` for the CPU's native ops.
+"""A directory as peft saves it → an adapter of one model, or AdapterRejected with the reason: `load_adapter` for torch, `load_native`
+for the CPU's native ops. Called by the runner.
 
 Everything is judged from sizes and headers before a matrix is made.
 """

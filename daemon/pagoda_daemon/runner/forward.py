@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -96,29 +97,20 @@ class TorchForward:
         return torch.from_numpy(indexes.astype(np.int64, copy=False)).to(self.kv.data.device)
 
 
-class NativeSlots(MutableMapping[int, NativeAdapter]):
+class NativeSlots(UserDict[int, NativeAdapter]):
     """The adapters that a decoder holds, by slot. Changed between two steps only."""
 
     def __init__(self, decoder: NativeDecoder) -> None:
+        super().__init__()
         self._decoder = decoder
-        self._held: dict[int, NativeAdapter] = {}
-
-    def __getitem__(self, slot: int) -> NativeAdapter:
-        return self._held[slot]
 
     def __setitem__(self, slot: int, adapter: NativeAdapter) -> None:
         self._decoder.hold(slot, adapter.packed)
-        self._held[slot] = adapter
+        super().__setitem__(slot, adapter)
 
     def __delitem__(self, slot: int) -> None:
-        del self._held[slot]
+        super().__delitem__(slot)
         self._decoder.hold(slot, None)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
 
 
 class NativeForward:

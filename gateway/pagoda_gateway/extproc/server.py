@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,10 +52,8 @@ class ExtProcServer:
         )
         for service, method, handler in ((GRPC_EXT_PROC, GRPC_EXT_PROC_PROCESS, process), (GRPC_HEALTH, GRPC_HEALTH_CHECK, check)):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method.rpartition("/")[2]: handler}),))
-        add = (
-            self._server.add_insecure_port if credentials is None else partial(self._server.add_secure_port, server_credentials=credentials)
-        )
-        port: int = add(address)
+        server = self._server
+        port: int = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
         await self._server.start()
         return port
 

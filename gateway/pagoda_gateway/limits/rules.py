@@ -80,6 +80,10 @@ class Policy:
         """Returns the first rule that does not allow the services of a namespace."""
         return next((rule for rule in self.rules if rule.namespaces and namespace not in rule.namespaces), None)
 
+    def shows(self, model: str, namespace: str) -> bool:
+        """Whether the tenant may use this name of a service of this namespace."""
+        return self.refusing(model) is None and self.hiding(namespace) is None
+
     @property
     def hides(self) -> bool:
         """Whether the services of some namespaces are hidden from the tenant."""

@@ -17,7 +17,7 @@ import structlog
 from aiohttp import hdrs, web
 from pagoda_contracts.absent_routes import NOT_BUILT, STORED
 from pagoda_contracts.name_owners import ServedName
-from pagoda_contracts.names import HEADER_REQUEST_ID
+from pagoda_contracts.names import HEADER_REQUEST_ID, PATH_TRACE
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagoda_gateway.limits.wording import Style
@@ -30,7 +30,7 @@ from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.proxy.observe import OBSERVED, Observe
 from pagoda_gateway.proxy.overflow import Overflow
 from pagoda_gateway.proxy.relay import Relay
-from pagoda_gateway.proxy.traces import TRACE_PATH, Traces
+from pagoda_gateway.proxy.traces import Traces
 from pagoda_gateway.proxy.tracing import TRACEPARENT
 from pagoda_gateway.proxy.upstream import Call, Upstream
 from pagoda_gateway.proxy.wish import wish
@@ -38,7 +38,6 @@ from pagoda_gateway.requests.dialects import ANTHROPIC, ENDPOINTS, dialect_of
 from pagoda_gateway.requests.errors import (
     GatewayError,
     MalformedHttp,
-    ModelNotAllowed,
     NotBuilt,
     NotServedHere,
     NotSynced,
@@ -50,7 +49,6 @@ from pagoda_gateway.requests.in_flight import InFlight
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.requests.limiter import Account, Asked, Limiter
 from pagoda_gateway.requests.metrics import Metrics
-from pagoda_gateway.requests.near_names import near
 from pagoda_gateway.requests.recent import Answered, Recent
 from pagoda_gateway.requests.router import Router
 from pagoda_gateway.requests.usage import Usage, ended, payer_of
@@ -84,7 +82,7 @@ class Api:
         app = web.Application(middlewares=[self.observe.middleware(), _envelope, self.authenticate.middleware()])
         app.add_routes([web.post(path, self._inference) for path in ENDPOINTS])
         app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{id:.+}", self._model)])
-        app.add_routes([web.get(TRACE_PATH, self._trace)])
+        app.add_routes([web.get(PATH_TRACE, self._trace)])
         app.add_routes([web.get("/health", self._health), web.get("/version", _version)])
         app.add_routes([web.route("*", _pattern(path), _not_built(what)) for path, what in NOT_BUILT.items()])
         app.add_routes([web.route("*", _pattern(STORED), _not_stored)])
@@ -162,8 +160,6 @@ class Api:
         for model in self._served(request[TENANT]):
             if model.name == name:
                 return _json(self._card(model))
-        if policy.refusing(name) is not None:
-            raise ModelNotAllowed(name, near(name, policy.models))
         raise self.router.names.not_found(name, policy)
 
     def _card(self, model: ServedName) -> dict[str, str | int | bool]:
@@ -179,7 +175,7 @@ class Api:
         policy = self.limiter.policy(tenant)
         if not self.cache.synced:
             raise NotSynced("the gateway has not listed the cluster's services yet")
-        return [model for model in self.cache.models() if policy.refusing(model.name) is None and policy.hiding(model.namespace) is None]
+        return [model for model in self.cache.models() if policy.shows(model.name, model.namespace)]
 
 
 def _pattern(path: str) -> str:

@@ -7,14 +7,13 @@ from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
-from pagoda_contracts.names import HEADER_TENANT
+from pagoda_contracts.names import HEADER_TENANT, PATH_TRACE
 
 from pagoda_gateway.proxy.upstream import Upstream
 from pagoda_gateway.requests.errors import AttemptFailed, RequestNotFound
 from pagoda_gateway.requests.recent import Answered, Recent
 from pagoda_gateway.watch.cache import EndpointCache
 
-TRACE_PATH: Final = "/v1/requests/{id}/trace"
 _ELSEWHERE: Final = "another gateway may have it; `pagoda why request/ID` reads the logs of all gateways"
 
 
@@ -42,7 +41,7 @@ class Traces:
         """An address may be another pod's by now, which must not get the gateway's token."""
         if self.cache.address(answered.replica) != answered.address:
             return None
-        path = TRACE_PATH.replace("{id}", answered.id)
+        path = PATH_TRACE.replace("{id}", answered.id)
         try:
             return await self.upstream.get(answered.address, path, {HEADER_TENANT: tenant} if tenant else {})
         except AttemptFailed:

@@ -42,7 +42,7 @@ class Sent:
 
 
 class Upstream:
-    """Connections to replicas: a pool, and single-use ones for a request whose pooled connection ended without an answer."""
+    """Connections to replicas: a pool, and single-use ones for GETs and for a request whose pooled connection ended without an answer."""
 
     def __init__(self, connect_timeout_s: float, own: OwnToken | None = None) -> None:
         self._own = own

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pagoda_contracts.names import ID_PREFIXES
+
 _FINISH: Final = re.compile(rb'"(?:finish|stop)_reason": ?"([a-z_]{1,32})"')
-_ID: Final = re.compile(rb'"id": ?"(?:chatcmpl-|cmpl-|resp_|msg_)([0-9a-f]{32})"')
+_ID: Final = re.compile(rf'"id": ?"(?:{ID_PREFIXES})([0-9a-f]{{32}})"'.encode())
 # The id stands in the first event, near its beginning.
 _LOOKS, _NEAR = 4, 1024
 # Of a longer answer only its end is searched.

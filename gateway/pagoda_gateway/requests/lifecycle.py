@@ -210,7 +210,7 @@ class RequestLife:
 
     @property
     def is_for_adapter(self) -> bool:
-        """Whether `model` stands for a LoRA at any replica."""
+        """Whether `model` stands for a LoRA, by the operator's word or a replica's."""
         return self._counters.cache.is_adapter(self.request.model)
 
     def first_byte(self) -> None:

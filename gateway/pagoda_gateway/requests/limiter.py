@@ -27,9 +27,8 @@ from pagoda_gateway.limits.bounds import UNBOUNDED, Bounds, TooLong, Wish, bound
 from pagoda_gateway.limits.ledger import Ask, Ledger, Verdict, WindowCount
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.limits.rules import NO_POLICY, Policy, Slot, slots
-from pagoda_gateway.requests.errors import BadRequest, ModelNotAllowed, NotSynced, OverQuota
+from pagoda_gateway.requests.errors import BadRequest, NotSynced, OverQuota
 from pagoda_gateway.requests.names import Names
-from pagoda_gateway.requests.near_names import near
 
 # A claim grows by doubling, so that a stream of any length costs few calls of the store.
 _LEAST_CLAIM: Final = 64
@@ -156,7 +155,7 @@ class Account:
 class Limiter:
     """`refused` counts a refusal by quota and kind. `names`: which names are hidden from a tenant."""
 
-    def __init__(self, registry: Registry, store: Store, refused: Callable[[str, str], None], names: Names | None = None) -> None:
+    def __init__(self, registry: Registry, store: Store, refused: Callable[[str, str], None], names: Names) -> None:
         self._registry, self._store, self._refused, self._names = registry, store, refused, names
 
     def policy(self, tenant: str) -> Policy:
@@ -179,7 +178,7 @@ class Limiter:
             return Account()
         if (rule := policy.refusing(asked.model)) is not None:
             self._refused(rule.name, "model")
-            raise ModelNotAllowed(asked.model, near(asked.model, policy.models))
+            raise self._names.not_found(asked.model, policy)
         self._refuse_hidden(asked.model, policy)
         limits = slots(policy.rules)
         wish = asked.wish()
@@ -200,7 +199,7 @@ class Limiter:
     def _refuse_hidden(self, model: str, policy: Policy) -> None:
         """A name that nobody has ends here too, so that no bound, window or header tells it from a hidden one. Before discovery has listed
         all services both go on, and are held alike."""
-        if self._names is not None and self._names.synced and (rule := self._names.hidden(model, policy)) is not None:
+        if self._names.synced and (rule := self._names.hidden(model, policy)) is not None:
             self._refused(rule.name, "model")
             raise self._names.not_found(model, policy)
 

@@ -44,11 +44,13 @@ class Names:
         return None if self._just_lost(model, policy) else policy.hiding(self._namespaces.get(model, ""))
 
     def not_found(self, model: str, policy: Policy) -> ModelNotFound:
-        """Returns the error for a name that nobody has, or that is hidden from the tenant: the two look alike. One that was lost seconds
-        ago is worth a retry."""
+        """Returns the error for a name that the tenant's quotas do not list, that nobody has, or that is hidden from the tenant: the latter
+        two look alike. One that was lost seconds ago is worth a retry."""
+        if policy.refusing(model) is not None:
+            return ModelNotAllowed(model, near(model, policy.models))
         if self._just_lost(model, policy):
             return ModelGone(model)
-        seen = [name for name, namespace in self._namespaces.items() if policy.refusing(name) is None and policy.hiding(namespace) is None]
+        seen = [name for name, namespace in self._namespaces.items() if policy.shows(name, namespace)]
         return (ModelNotAllowed if policy.hides else ModelNotFound)(model, near(model, seen))
 
     def _just_lost(self, model: str, policy: Policy) -> bool:

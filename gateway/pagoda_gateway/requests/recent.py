@@ -11,11 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from pagoda_contracts.names import ID_PREFIXES
+
 # Some 400 bytes for each.
 _MOST: Final = 4096
 # A replica forgets its traces much sooner where there is traffic.
 _MAX_AGE_MS: Final = 3_600_000
-_PREFIXED: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{32})")
+_PREFIXED: Final = re.compile(rf"(?:{ID_PREFIXES})?([0-9a-f]{{32}})")
 
 
 class Answered(NamedTuple):

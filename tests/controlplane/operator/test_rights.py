@@ -13,6 +13,7 @@ import pytest
 import yaml
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, DEFAULT_PROFILE, JWKS_CONFIG_MAP, LEASE_OPERATOR
 from pagoda_operator.api.state import (
+    ADAPTERS,
     CONFIG_MAPS,
     CORE_SERVICES,
     DEPLOYMENTS,
@@ -88,6 +89,7 @@ def everything(real, operator):
     real.reported(Ready="Available")
     vandalise(real)
     meter(real)
+    adapt(real)
     replace_a_sick_one(real)
     real.edit(engine={"maxModelLen": 128})
     fresh = next(pod for pod in real.node.placed(real.namespace, 2) if pod["status"]["phase"] == "Pending")
@@ -129,6 +131,15 @@ def meter(real):
     real.kube.merge(QUOTAS, "", real.namespace, {"spec": {"devices": {"resourceQuota": False}}})
     eventually(lambda: capped(real) == [], "it goes")
     real.kube.delete(QUOTAS, "", real.namespace)
+
+
+def adapt(real):
+    """An adapter of a service that takes none is told so."""
+    spec = {"serviceRef": {"name": NAME}, "source": {"uri": "pvc://models/adapter"}}
+    body = {"apiVersion": ADAPTERS.api_version, "kind": ADAPTERS.kind, "metadata": {"name": "adapter"}, "spec": spec}
+    real.kube.create(ADAPTERS, real.namespace, body)
+    eventually(lambda: (real.kube.get(ADAPTERS, real.namespace, "adapter") or {}).get("status", {}).get("conditions"), "its status")
+    real.kube.delete(ADAPTERS, real.namespace, "adapter")
 
 
 def capped(real):

@@ -27,7 +27,9 @@ from pagoda_gateway.limits.rules import Rule, Window
 from pagoda_gateway.limits.script import key
 from pagoda_gateway.requests.errors import OverQuota
 from pagoda_gateway.requests.limiter import Asked, Limiter, LocalStore
+from pagoda_gateway.requests.names import Names
 from pagoda_gateway.requests.shared_store import Lease, SharedStore, connected
+from pagoda_gateway.watch.cache import EndpointCache
 
 TENANT = "racer"
 WINDOW_MS = 720 * 3_600_000
@@ -108,7 +110,7 @@ async def _live(plan: dict[str, Any]) -> None:
     registry.put("q", Subject("any", SECRET_PREFIX + TENANT), Rule("q", windows=(window,), concurrency=10**6))
     heard: list[bool] = []
     store = SharedStore(connected(plan["url"], PATIENCE_S), LocalStore(1, lambda: 0), plan["name"], heard.append, Lease(*plan["lease"]))
-    limiter = Limiter(registry, store, lambda _quota, _kind: None)
+    limiter = Limiter(registry, store, lambda _quota, _kind: None, Names(EndpointCache(), lambda: 0.0))
     gateway = Gateway(limiter, Journal(Path(plan["journal"])), random.Random(plan["name"]), plan["left"])
     work = asyncio.create_task(store.run())
     await asyncio.gather(*(gateway.serve() for _ in range(PARALLEL)))

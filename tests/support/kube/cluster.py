@@ -37,6 +37,8 @@ class Cluster:
         refuse_elsewhere(args)
         check_context(self.kubeconfig, f"pagoda-{self.name}")
         own = ["--kubeconfig", str(self.kubeconfig), "--context", f"pagoda-{self.name}"]
+        # kubectl remembers for minutes which kinds an address has, and the next cluster may get this one's.
+        own += ["--cache-dir", str(self.kubeconfig.parent / "kubectl")]
         return run([str(self.bin / "kubectl"), *own, *args], stdin=input)
 
     def create_namespace(self, name: str) -> None:

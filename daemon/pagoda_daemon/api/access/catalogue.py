@@ -1,4 +1,4 @@
-"""Catalogue: which names are LoRA adapters, and which version of each a request uses. Made by `front.py`.
+"""Catalogue: which names are LoRA adapters, and which version of each a request uses. Made by `api/front/adapting.py`.
 
 A version is a name with the digest of one content. A request takes the version that its name stands for when it is looked up, and keeps it.
 A name stands for one version at a time. A version that lost its name is released when its last request ends.

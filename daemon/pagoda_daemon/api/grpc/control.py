@@ -16,8 +16,8 @@ from pagoda_contracts.names import GRPC_SET_STATE
 from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phase, SetStateRequest, SetStateResponse
 
 from pagoda_daemon.api.access.caller import Principal
-from pagoda_daemon.api.grpc.server import Context, Method
-from pagoda_daemon.core.errors import BadRequest, Draining, WrongReplica
+from pagoda_daemon.api.grpc.server import Context, Method, check_pod
+from pagoda_daemon.core.errors import BadRequest, Draining
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
 
@@ -49,8 +49,7 @@ class Control:
 
     async def set_state(self, caller: Principal, request: SetStateRequest, _context: Context) -> SetStateResponse:
         """The gRPC method."""
-        if request.pod_uid and self._uid and request.pod_uid != self._uid:
-            raise WrongReplica(f"the order is for pod {request.pod_uid}, this is {self._uid}")
+        check_pod(request.pod_uid, self._uid)
         before = self._replica.drain
         if request.target == TARGET_DRAINING:
             self._enter(before.begin(self._until(request.remaining_ms, request.deadline_unix_ms), request.epoch))

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,12 +29,11 @@ from pagoda_contracts.pb import inference_pb2 as pb
 from pagoda_contracts.prefix import HASH_BYTES, to_header
 
 from pagoda_daemon.api.access.caller import Principal, Terms, caller, deadline_at
-from pagoda_daemon.api.access.catalogue import AdapterOnDisk
-from pagoda_daemon.api.access.pins import Pins, pinning
+from pagoda_daemon.api.access.pins import pinning
 from pagoda_daemon.api.grpc.server import Context, Method
 from pagoda_daemon.api.openai.errors import body_of, retryable
 from pagoda_daemon.api.openai.sampling import MAX_IDS, check_ids, check_numbers
-from pagoda_daemon.api.routes.admission import Admission
+from pagoda_daemon.api.routes.admission import Admission, awake
 from pagoda_daemon.api.routes.ends import checked_reason
 from pagoda_daemon.api.routes.generation import Generator
 from pagoda_daemon.api.routes.preparing import in_time
@@ -69,7 +67,11 @@ class GenerateService:
                 arrived = time.monotonic()
                 limits, ends = self.admission.limits_of(request.model, self.served_names), self.generator.text.stop_ids
                 terms = terms_of(principal, request, arrived, context.time_remaining())
-                adapter = await self._adapter(request.model, pins, terms.deadline_ms)
+
+                async def digest() -> str:
+                    return pins.digest_of(request.model, self.served_names)
+
+                adapter = await awake(self.admission, terms.deadline_ms, digest)
                 making = self.admission.preparing.run(size, lambda: submit_of(request, limits, ends))
                 message = structs.replace(terms.stamp(await in_time(terms.deadline_ms, making)), adapter=adapter)
                 if len(message.resumed) >= message.sampling.max_tokens:
@@ -84,16 +86,6 @@ class GenerateService:
             reply = body_of(error).error
             log.info("generate_failed", request_id=request.request_id[:64], code=reply.code)
             yield pb.GenerateResponse(failed=pb.Failed(code=reply.code or "", message=reply.message, retryable=retryable(error)))
-
-    async def _adapter(self, model: str, pins: Pins, deadline_ms: int | None) -> str:
-        """The digest that the request is computed with, empty without an adapter; loaded first, if it is on disk only."""
-        async with AsyncExitStack() as kept:
-            while True:
-                try:
-                    return pins.digest_of(model, self.served_names)
-                except AdapterOnDisk:
-                    if self.admission.adapters is not None:
-                        await in_time(deadline_ms, kept.enter_async_context(self.admission.adapters.awake(model)))
 
     async def _events(self, message: Submit, stream: Stream, record: Record) -> AsyncGenerator[pb.GenerateResponse]:
         """Until its end; if it is left early, the engine is asked to stop."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -31,8 +31,8 @@ from pagoda_contracts.pb.daemon_pb2 import (
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.grpc.fetching import Entry, Fetch
-from pagoda_daemon.api.grpc.server import Context, Method
-from pagoda_daemon.core.errors import AdapterRejected, BadRequest, NotBuilt, RequestFailed, StaleCatalogue, WrongReplica, shown
+from pagoda_daemon.api.grpc.server import Context, Method, check_pod
+from pagoda_daemon.core.errors import AdapterRejected, BadRequest, NotBuilt, RequestFailed, StaleCatalogue, shown
 from pagoda_daemon.health.replica import Replica
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ class _Wanted:
     phase: AdapterPhase = ADAPTER_PHASE_KNOWN
     digest: str = ""
     reason: str = ""
-    task: asyncio.Task[None] | None = field(default=None)
+    task: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> AdapterState:
@@ -94,8 +94,7 @@ class AdapterOrders:
         """The gRPC method."""
         if self._catalogue is None or self._fetch is None:
             raise NotBuilt("this replica takes no catalogue: its configuration has no adapters.fetchPort")
-        if request.pod_uid and self._uid and request.pod_uid != self._uid:
-            raise WrongReplica(f"the order is for pod {request.pod_uid}, this is {self._uid}")
+        check_pod(request.pod_uid, self._uid)
         entries = _parsed(request.adapters, self._catalogue.served)
         self._replica.drain = self._replica.drain.obeyed(request.epoch)
         order = (request.epoch, request.generation)
@@ -105,16 +104,15 @@ class AdapterOrders:
             log.info("catalogue", by=caller.name, epoch=request.epoch, generation=request.generation, adapters=len(entries))
         self._last = order
         self._take(entries, self._catalogue, self._fetch)
-        return SetAdaptersResponse(generation=request.generation, adapters=(self._told(self._wanted[entry.name]) for entry in entries))
+        here = {state.name: state for state in self._catalogue.states()}
+        wanted = (self._wanted[entry.name] for entry in entries)
+        states = (here.get(one.entry.name, one.state) if one.phase in _HERE else one.state for one in wanted)
+        return SetAdaptersResponse(generation=request.generation, adapters=states)
 
     def states(self) -> list[AdapterState]:
         """As gateways and the operator hear of them: what every name stands for, and what is on its way."""
         here = [] if self._catalogue is None else self._catalogue.states()
         return [*here, *(one.state for one in self._wanted.values() if one.phase not in _HERE)]
-
-    def _told(self, one: _Wanted) -> AdapterState:
-        here = [] if self._catalogue is None or one.phase not in _HERE else self._catalogue.states()
-        return next((state for state in here if state.name == one.entry.name), one.state)
 
     def close(self) -> None:
         """Nothing is brought any more."""

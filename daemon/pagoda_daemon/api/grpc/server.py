@@ -205,3 +205,9 @@ async def abort(context: Context, error: DaemonError) -> None:
     """Ends the call with the error's status; raises what grpc.aio raises."""
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), grpc.StatusCode.INTERNAL)
     await context.abort(code, str(error))
+
+
+def check_pod(asked: str, own: str) -> None:
+    """WrongReplica for an order to the pod that had this address before."""
+    if asked and own and asked != own:
+        raise WrongReplica(f"the order is for pod {asked}, this is {own}")

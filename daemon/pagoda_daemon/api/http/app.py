@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from pagoda_contracts.names import HEADER_ANSWERED, HEADER_IGNORED, HEADER_REQUEST_ID
+from pagoda_contracts.names import HEADER_ANSWERED, HEADER_IGNORED, HEADER_REQUEST_ID, PATH_TRACE
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -36,7 +36,7 @@ from pagoda_daemon.api.openai.errors import JSON, TOO_LARGE
 from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import Completion
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
-from pagoda_daemon.api.openai.trace import TRACE_PATH, Traces
+from pagoda_daemon.api.openai.trace import Traces
 from pagoda_daemon.api.responses.dialect import Responses
 from pagoda_daemon.api.responses.requests import ResponsesRequest
 from pagoda_daemon.api.routes import docspage
@@ -95,7 +95,7 @@ def application(parts: Parts) -> ASGIApp:
         Route("/v1/embeddings", Embed(parts.admission, parts.generator, parts.served_names), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
-        Route(TRACE_PATH, Traces(parts.generator.counts.recent).get),
+        Route(PATH_TRACE, Traces(parts.generator.counts.recent).get),
         Route("/metrics", info.metrics),
         Route("/health", info.health),
         Route("/version", info.version),
@@ -207,7 +207,7 @@ class Outermost:
                 answer = MutableHeaders(scope=message)
                 answer[HEADER_REQUEST_ID] = named
                 if scope["state"]["ignored"]:
-                    answer[HEADER_IGNORED] = ", ".join(scope["state"]["ignored"])
+                    answer[HEADER_IGNORED] = ", ".join(dict.fromkeys(scope["state"]["ignored"]))
                 if self._replica.leaving:
                     answer["connection"] = "close"
             await send(message)

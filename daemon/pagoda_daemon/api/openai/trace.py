@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
+from pagoda_contracts.names import ID_PREFIXES
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -19,9 +20,8 @@ from pagoda_daemon.api.access.caller import Caller
 from pagoda_daemon.core.errors import RequestNotFound, shown
 from pagoda_daemon.metrics.records import Record, Ring
 
-TRACE_PATH: Final = "/v1/requests/{id}/trace"
 # As the body says it, or as the header does where a client wished for none.
-_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{32})")
+_ID: Final = re.compile(rf"(?:{ID_PREFIXES})?([0-9a-f]{{32}})")
 
 
 class Timing(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
@@ -27,6 +27,7 @@ from pagoda_daemon.health.replica import Replica
 _WAITING_PER_ROW: Final = 16  # requests held per request that can decode: what waits behind 15 others has long missed its client
 _LEAST_WAITING: Final = 128
 _MOST_NAMED: Final = 20
+T = TypeVar("T")
 _MAX_HELD_BYTES: Final = 128 * 2**20  # of bodies: eight of the largest; each may become as many bytes again of token ids
 
 
@@ -110,10 +111,10 @@ async def admitted(admission: Admission, scope: Scope, receive: Receive, work: C
         except ClientDisconnect:
             return
         with admission.admit(), pinning(admission.adapters) as scope["state"]["pins"]:
-            await unless_gone(receive, _awake(admission, terms.deadline_ms, partial(work, body)))
+            await unless_gone(receive, awake(admission, terms.deadline_ms, partial(work, body)))
 
 
-async def _awake(admission: Admission, deadline_ms: int | None, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def awake(admission: Admission, deadline_ms: int | None, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Does `work`, once more after its adapter was loaded, if that was on disk only. It is kept in memory meanwhile."""
     async with AsyncExitStack() as kept:
         while True:

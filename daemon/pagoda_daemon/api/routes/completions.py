@@ -177,6 +177,7 @@ class Generate:
         body, answered = apart(body, terms.answered)
         read = self._read(body, context.ignored)
         limits = within(self.admission.limits_of(read.request.model, self.served_names), terms.allowance)
+        digest = context.pins.digest_of(read.request.model, self.served_names)  # first: it may have to be loaded
         try:
             made = submissions(read.request, context.request_id, self.generator.text, limits)
         except BadRequest as error:
@@ -184,7 +185,6 @@ class Generate:
         most = read.most
         made = made if most is None else tuple(limited(job, most) for job in made)
         bounded = most is not None or read.request.limit_field is not None
-        digest = context.pins.digest_of(read.request.model, self.served_names)
         jobs = stamped(allowed(made, terms.allowance, bounded=bounded), read.request, terms, digest)
         logged = terms.continuable and continuable(read.request, jobs)
         if answered is not None and not logged:

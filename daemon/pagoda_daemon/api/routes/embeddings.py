@@ -109,8 +109,8 @@ class Embed:
     def _prepare(self, body: bytes, context: Context) -> tuple[EmbeddingRequest, tuple[Submission, ...]]:
         request = fields.typed(body, EmbeddingRequest, context.ignored)
         limits = within(self.admission.limits_of(request.model, self.served_names), context.terms.allowance)
-        jobs = submissions(request, context.request_id, self.generator.text, limits, replace(context.terms, prefixes=()))
         adapter = context.pins.digest_of(request.model, self.served_names)
+        jobs = submissions(request, context.request_id, self.generator.text, limits, replace(context.terms, prefixes=()))
         jobs = tuple(replace(job, message=structs.replace(job.message, adapter=adapter)) for job in jobs)
         return request, tuple(allowed(jobs, context.terms.allowance, bounded=True))
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from pagoda_contracts.absent_routes import NOT_BUILT
-from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import HEADER_RETRY_AFTER, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, PATH_TRACE
 
 from pagoda_daemon.api.access.roles import PATH_LOAD, PATH_UNLOAD
 from pagoda_daemon.api.anthropic.errors import MessageErrorReply
@@ -24,7 +24,7 @@ from pagoda_daemon.api.openai.models import ModelCard, ModelList
 from pagoda_daemon.api.openai.replies import ChatChunk, ChatReply, TextReply
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest
 from pagoda_daemon.api.openai.sampling import RANGES
-from pagoda_daemon.api.openai.trace import TRACE_PATH, Trace
+from pagoda_daemon.api.openai.trace import Trace
 from pagoda_daemon.api.responses.events import EVENTS
 from pagoda_daemon.api.responses.objects import Response
 from pagoda_daemon.api.responses.requests import ResponsesRequest
@@ -88,7 +88,7 @@ OPERATIONS: Final = (
     Operation("post", "/v1/embeddings", "Vectors of inputs, from the decoder's own states", EmbeddingRequest, EmbeddingReply),
     Operation("get", "/v1/models", "Served names", None, ModelList),
     Operation("get", "/v1/models/{name}", "One served name", None, ModelCard),
-    Operation("get", TRACE_PATH, "What a request of yours went through: times and counts", None, Trace),
+    Operation("get", PATH_TRACE, "What a request of yours went through: times and counts", None, Trace),
     Operation("get", "/health", "200 while requests are accepted, else 503", media=""),
     Operation("get", "/load", "Requests in flight", None, Load),
     Operation("get", "/version", "This daemon's version", None, Version),

@@ -83,6 +83,13 @@ async def test_a_load_goes_on_without_the_client_that_began_it_and_is_shared(tmp
         assert made.count == 1
 
 
+async def test_a_request_that_waited_for_its_adapter_names_an_ignored_field_once(tmp_path, claims):  # noqa: F811
+    async with replica(tmp_path, claims, max_loaded=1) as here:
+        await offered(here)
+        asked = await here.http.post("/v1/completions", json={"model": "a", "prompt": [1], "max_tokens": 1, "unheard_of": 1})
+        assert (asked.status_code, asked.headers["x-pagoda-ignored"]) == (200, "unheard_of")
+
+
 async def test_files_that_cannot_be_used_are_found_before_a_request_asks(tmp_path, claims):  # noqa: F811
     (claims / "loras" / "two" / "adapter_model.safetensors").unlink()
     async with replica(tmp_path, claims) as here:

@@ -157,9 +157,9 @@ async def test_an_update_that_fails_leaves_the_old_content_in_service(tmp_path, 
 
 async def test_frames_tell_what_is_loaded_what_failed_and_of_which_generation(tmp_path, claims):
     async with replica(tmp_path, claims) as here:
-        (loaded, _failed) = (adapter("a", "one"), adapter("b", "none"))
+        loaded, failed = adapter("a", "one"), adapter("b", "none")
         await here.settled(loaded, generation=6)
-        await here.set(loaded, adapter("b", "none"), generation=7)
+        await here.set(loaded, failed, generation=7)
         watch = here.channel.unary_stream(
             GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
         )(WatchStateRequest(watcher="test"), timeout=300)
