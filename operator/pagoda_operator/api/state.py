@@ -13,9 +13,10 @@ from typing import Final, NamedTuple, Protocol
 from pagoda_contracts.names import API_VERSION, LABEL_SERVICE_UID
 from pagoda_contracts.resources.adapter import LORA_ADAPTER
 from pagoda_contracts.resources.meta import ObjectMeta
-from pagoda_contracts.resources.profile import SERVING_PROFILE, ServingProfileSpec
+from pagoda_contracts.resources.profile import NODE_DEADLINE, SERVING_PROFILE, ServingProfileSpec
 from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServiceSpec, InferenceServiceStatus
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
+from pagoda_contracts.units import parse_duration
 from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
@@ -216,6 +217,11 @@ class Observed:
     def asks_for_devices(self) -> bool:
         """Whether any entry is not on CPU."""
         return self.spec is not None and any(entry.cpu is None for entry in self.spec.accelerators)
+
+    @property
+    def node_deadline(self) -> float:
+        """How long a start is awaited, in seconds."""
+        return parse_duration(self.profile.node_deadline if self.profile is not None else NODE_DEADLINE)
 
     @property
     def asked(self) -> int:

@@ -5,7 +5,6 @@ As with `daemons.py`: every order has the leader's epoch and names its pod, and 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -26,15 +25,8 @@ from pagoda_contracts.pb.daemon_pb2 import (
 
 from pagoda_operator.api.adapters import CatalogueOrder, Phase, Progress
 from pagoda_operator.api.errors import Superseded
-from pagoda_operator.client.daemons import TIMEOUT_S, Metadata, OwnToken
+from pagoda_operator.client.daemons import REFUSALS, TIMEOUT_S, Metadata, OwnToken, channel_to, give_all
 
-_OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
-_REFUSALS: Final = (
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-)
 _PHASES: Final[dict[AdapterPhase, Phase]] = {
     ADAPTER_PHASE_FETCHING: Phase.FETCHING,
     ADAPTER_PHASE_ON_DISK: Phase.ON_DISK,
@@ -53,13 +45,10 @@ class Catalogues:
 
     async def give(self, orders: Sequence[CatalogueOrder]) -> dict[str, Found]:
         """Sends all orders at once. Returns by the pod's uid how far each adapter is, by name; None if the replica did not answer."""
-        metadata = self._token.metadata() if orders and self._token is not None else ()
-        answers = await asyncio.gather(*(self._give(order, metadata) for order in orders))
-        return {order.uid: answer for order, answer in zip(orders, answers, strict=True)}
+        return await give_all(orders, self._give, self._token)
 
     async def _give(self, order: CatalogueOrder, metadata: Metadata) -> Found:
-        host = f"[{order.address}]" if ":" in order.address else order.address
-        async with grpc.aio.insecure_channel(f"{host}:{self._port}", options=_OPTIONS) as channel:
+        async with channel_to(order, self._port) as channel:
             method: Any = channel.unary_unary(
                 GRPC_SET_ADAPTERS,
                 request_serializer=SetAdaptersRequest.SerializeToString,
@@ -77,7 +66,7 @@ def _refused(order: CatalogueOrder, error: grpc.aio.AioRpcError) -> Found:
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
         log.error("superseded")
         raise Superseded(f"{order.pod}: {error.details()}")
-    if error.code() not in _REFUSALS:
+    if error.code() not in (*REFUSALS, grpc.StatusCode.INVALID_ARGUMENT):
         log.warning("daemon_silent")
         return None
     log.warning("catalogue_refused")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -23,8 +23,7 @@ from pagoda_operator.api.pods import Answer, DaemonState, Order
 
 # A daemon answers from its event loop in milliseconds; one that takes longer gets the order again at the next reconcile.
 TIMEOUT_S: Final = 2.0
-_REFUSALS: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-_OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+REFUSALS: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -58,6 +57,34 @@ class OwnToken:
             structlog.get_logger().warning("own_token_unreadable", file=str(self._path), error=type(error).__name__)
 
 
+class Addressed(Protocol):
+    """An order for one pod."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+
+
+_Order = TypeVar("_Order", bound=Addressed)
+_Given = TypeVar("_Given")
+
+
+async def give_all(
+    orders: Sequence[_Order], give: Callable[[_Order, Metadata], Awaitable[_Given]], token: OwnToken | None
+) -> dict[str, _Given]:
+    """Gives all orders at once; returns what came of each by the pod's uid."""
+    metadata = token.metadata() if orders and token is not None else ()
+    given = await asyncio.gather(*(give(order, metadata) for order in orders))
+    return {order.uid: one for order, one in zip(orders, given, strict=True)}
+
+
+def channel_to(order: Addressed, port: int) -> grpc.aio.Channel:
+    """A connection to the pod, past any proxy of ours."""
+    host = f"[{order.address}]" if ":" in order.address else order.address
+    return grpc.aio.insecure_channel(f"{host}:{port}", options=(("grpc.enable_http_proxy", 0),))
+
+
 class Daemons:
     """Makes one short connection per order, since a replica gets few. `epoch` is the leader's; `token` is ours, None if replicas do not
     check callers."""
@@ -67,13 +94,10 @@ class Daemons:
 
     async def give(self, orders: Sequence[Order]) -> dict[str, Answer]:
         """Sends all orders at once; returns answers by the pod's uid. Superseded if a daemon has obeyed a later leader."""
-        metadata = self._token.metadata() if orders and self._token is not None else ()
-        answers = await asyncio.gather(*(self._give(order, metadata) for order in orders))
-        return {order.uid: answer for order, answer in zip(orders, answers, strict=True)}
+        return await give_all(orders, self._give, self._token)
 
     async def _give(self, order: Order, metadata: Metadata) -> Answer:
-        host = f"[{order.address}]" if ":" in order.address else order.address
-        async with grpc.aio.insecure_channel(f"{host}:{self._port}", options=_OPTIONS) as channel:
+        async with channel_to(order, self._port) as channel:
             call = _Call(channel, metadata, self._epoch(), order.uid)
             try:
                 return _answer(await call.set_state(order.deadline_ms, order.left_ms))
@@ -83,7 +107,7 @@ class Daemons:
     async def _refused(self, call: _Call, order: Order, error: grpc.aio.AioRpcError) -> Answer:
         log = structlog.get_logger().bind(pod=order.pod, code=error.code().name, error=error.details())
         if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-            refused = error.code() in _REFUSALS
+            refused = error.code() in REFUSALS
             log.warning("order_refused" if refused else "daemon_silent")
             return Answer(DaemonState.REFUSED if refused else DaemonState.SILENT)
         if order.deadline_ms is None and await call.ends():

@@ -28,7 +28,7 @@ from pagoda_operator.inventory.terms import Block, Hint, Terms, blocked
 from pagoda_operator.inventory.values import Json, Profile, parse_profile
 
 # Each has an answer for every node: with as many selectors as services they would be most of our memory.
-_MAX_BLOCKS: Final = 32
+_MAX_KEPT: Final = 32
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Inventory:
         """Why such pods may not use each node, None if they may. Few terms are different: a inventory has a handful of profiles."""
         key = repr((sorted(terms.selector.items()), [sorted(one.items(), key=str) for one in terms.tolerations], terms.cuda))
         if key not in self._blocks:
-            if len(self._blocks) >= _MAX_BLOCKS:
+            if len(self._blocks) >= _MAX_KEPT:
                 self._blocks.clear()
             self._blocks[key] = {node.name: blocked(node, terms) for node in self.nodes}
         return self._blocks[key]
@@ -135,7 +135,7 @@ class Inventory:
     def kinds(self, hints: tuple[Hint, ...] = ()) -> Mapping[DeviceClass, list[tuple[Node, Offer]]]:
         """The nodes that offer each class of devices, with what a profile says of them."""
         if hints not in self._kinds:
-            if len(self._kinds) >= _MAX_BLOCKS:
+            if len(self._kinds) >= _MAX_KEPT:
                 self._kinds.clear()
             self._kinds[hints] = _by_kind(self.nodes, hints)
         return self._kinds[hints]
@@ -183,13 +183,13 @@ def _by_kind(nodes: Iterable[Node], hints: tuple[Hint, ...]) -> Mapping[DeviceCl
     found: dict[DeviceClass, list[tuple[Node, Offer]]] = defaultdict(list)
     for node in sorted(nodes, key=lambda node: node.name):
         for offer in node.offers:
-            told = hinted(offer, node.labels, hints)
+            told = _hinted(offer, node.labels, hints)
             memory = told.memory or known_memory(told.product, told.profile)
             found[DeviceClass(told.resource, told.product, told.label, told.profile, memory, told.shared)].append((node, offer))
     return found
 
 
-def hinted(offer: Offer, labels: Mapping[str, str], hints: Iterable[Hint]) -> Offer:
+def _hinted(offer: Offer, labels: Mapping[str, str], hints: Iterable[Hint]) -> Offer:
     """Returns the offer with what a profile says of the node's devices. What a label says comes first."""
     if offer.product or offer.memory is not None:
         return offer

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from pagoda_contracts.names import LABEL_GPU_MEMORY, LABEL_GPU_PRODUCT, LABEL_GPU_REPLICAS
 from pagoda_contracts.units import read_quantity
+from pagoda_sizing.devices import GB
 from pagoda_sizing.platforms import identify, platforms, products, vendor_of
 
 from pagoda_operator.inventory.values import SHARED, Json, Profile, of_product, of_resource, parse_profile
 
 # A profile's memory as a share of the GB in its name, if no label says it. NVIDIA's own tables are between 0.93 and 1.06.
 _NAMED_SHARE: Final = 0.93
-_GB: Final = 10**9
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _replicas(labels: Mapping[str, str], sliced: str) -> int:
 
 def known_memory(product: str, profile: Profile | None) -> int | None:
     """Returns one device's bytes by the catalogue or the profile's name, for devices that no label measures; None if unknown."""
-    return int(profile.gb * _GB * _NAMED_SHARE) if profile is not None else products().get(product)
+    return int(profile.gb * GB * _NAMED_SHARE) if profile is not None else products().get(product)
 
 
 def refusal(resource: str) -> str:

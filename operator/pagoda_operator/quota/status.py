@@ -7,22 +7,23 @@ within the present windows. A changed spec is answered within seconds, a changed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
-from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
-from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
+from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage, WindowUsage
 from pydantic import ValidationError
 
+from pagoda_operator.api.conditions import Conditions
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.quota import GPU, Devices, slice_word, spoken
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.decide.quota import Quota
+from pagoda_operator.inventory.values import stamp
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import Native, ensure_resource_quota
 from pagoda_operator.quota.usage import QuotaUsages, summary
@@ -92,7 +93,7 @@ class StatusWriter:
         now = self._clock()
         windows = self._usages.of(quota.name, quota.spec, now.timestamp()) if quota.spec is not None else ()
         used = Used(self._keeper.ledger.used(quota), windows)
-        wanted = status(quota, used, native, self._keys, now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        wanted = status(quota, used, native, self._keys, stamp(now.timestamp()))
         if wanted != quota.status:
             await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
 
@@ -161,31 +162,10 @@ def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]
 
 
 def _conditions(quota: Quota, verdict: _Verdict, now: str) -> tuple[Condition, ...]:
-    over, stalled = verdict[0] == OVER_CAP, verdict[0] in (UNREADABLE, NOT_ENFORCED, RESOURCE_QUOTA_REFUSED)
-    states = (
-        (READY, not stalled, verdict),
-        (RECONCILING, over, verdict if over else (SETTLED, "")),
-        (STALLED, stalled, verdict if stalled else (NOT_STALLED, "")),
-    )
-    last = {condition.type: condition for condition in _last(quota)}
-    return tuple(_condition(quota, state, last.get(state[0].name), now) for state in states)
-
-
-def _condition(quota: Quota, state: tuple[ConditionType, bool, _Verdict], last: Condition | None, now: str) -> Condition:
-    kind, true, (reason, message) = state
-    value: Literal["True", "False"] = "True" if true else "False"
-    return Condition(
-        type=kind.name,
-        status=value,
-        reason=reason.name,
-        message=message,
-        observed_generation=quota.meta.generation,
-        last_transition_time=last.last_transition_time if last is not None and last.status == value else now,
-    )
-
-
-def _last(quota: Quota) -> Sequence[Condition]:
-    return _last_status(quota).conditions
+    (reason, message), over = verdict, verdict[0] == OVER_CAP
+    stalled = reason in (UNREADABLE, NOT_ENFORCED, RESOURCE_QUOTA_REFUSED)
+    conditions = Conditions.after(_last_status(quota).conditions, quota.meta.generation, now)
+    return conditions.three("False" if stalled else "True", (reason.name, message), reconciling=over, stalled=stalled)
 
 
 def _last_windows(quota: Quota) -> tuple[WindowUsage, ...]:

@@ -21,6 +21,7 @@ from pagoda_operator.client.catalogues import Catalogues
 from pagoda_operator.decide.adapters.catalogue import Catalogue, Host, catalogue
 from pagoda_operator.decide.adapters.places import Places, Replica, place
 from pagoda_operator.decide.adapters.status import Replicas, refused_status, status
+from pagoda_operator.inventory.values import stamp
 from pagoda_operator.run.apply import Cluster, apply_status
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.triggers import NameOwners
@@ -138,7 +139,7 @@ class Adapters:
 
     async def _write(self, wanted: Catalogue, places: Places, found: Mapping[str, Mapping[str, Progress]], replicas: int) -> bool:
         """Every status that differs; returns whether a write changed what the catalogue is made of."""
-        now, changed = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"), False
+        now, changed = stamp(self._clock().timestamp()), False
         for adapter in wanted.accepted:
             name = adapter.served_name
             own = {pod: found[pod].get(name, _PENDING) for pod in places.replicas.get(adapter.uid, ())}

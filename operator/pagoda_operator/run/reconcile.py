@@ -27,7 +27,7 @@ from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.values import digest
+from pagoda_operator.inventory.values import digest, stamp
 from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
@@ -263,7 +263,7 @@ class Reconciler:
         return f"Status {digest(wanted)}"
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
-        return status(observed, draft, self._settings.url, self._clock().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        return status(observed, draft, self._settings.url, stamp(self._clock().timestamp()))
 
 
 def _wants_devices(observed: Observed, draft: Plan) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pagoda_contracts.conditions import adapter as reasons
@@ -61,18 +61,18 @@ class Host(NamedTuple):
 
 def catalogue(host: Host | None, adapters: Iterable[Adapter]) -> Catalogue:
     """`host` is None if there is no such service. The oldest adapters come first: a younger one never takes a name or a place."""
-    accepted: list[Adapter] = []
+    accepted: dict[str, Adapter] = {}
     refused: list[tuple[Adapter, Refusal]] = []
     for adapter in sorted((one for one in adapters if not one.deleting), key=lambda one: one.rank):
         why = _refusal(host, adapter, accepted)
         if why is None:
-            accepted.append(adapter)
+            accepted[adapter.served_name] = adapter
         else:
             refused.append((adapter, why))
-    return Catalogue(tuple(accepted), tuple(refused))
+    return Catalogue(tuple(accepted.values()), tuple(refused))
 
 
-def _refusal(host: Host | None, adapter: Adapter, older: Sequence[Adapter]) -> Refusal | None:
+def _refusal(host: Host | None, adapter: Adapter, older: Mapping[str, Adapter]) -> Refusal | None:
     """The first thing that is wrong with it."""
     if adapter.spec is None:
         return Refusal(reasons.INVALID, adapter.invalid)
@@ -82,13 +82,20 @@ def _refusal(host: Host | None, adapter: Adapter, older: Sequence[Adapter]) -> R
         return Refusal(reasons.NOT_ALLOWED, f"spec.adapters.allowFrom of the service does not accept namespace {adapter.meta.namespace}")
     if host.spec is None or host.spec.adapters is None:
         return Refusal(reasons.NOT_ENABLED, f"InferenceService {host.key.name} has no spec.adapters")
-    wrong, taken = _source(adapter, adapter.spec, host.spec), _taken(host, adapter, older)
-    crowded = _crowded(adapter, older, host.spec.adapters.max_loaded)
-    found = ((reasons.INVALID, wrong), (reasons.NAME_TAKEN, taken), (reasons.TOO_MANY, crowded))
-    return next((Refusal(reason, message) for reason, message in found if message), None)
+    if wrong := _source(adapter, adapter.spec, host.spec):
+        return Refusal(reasons.INVALID, wrong)
+    return _rivalled(host, adapter, older, host.spec.adapters.max_loaded)
 
 
-def _crowded(adapter: Adapter, older: Sequence[Adapter], most: int) -> str:
+def _rivalled(host: Host, adapter: Adapter, older: Mapping[str, Adapter], most: int) -> Refusal | None:
+    """What older ones and other services have already."""
+    if taken := _taken(host, adapter, older):
+        return Refusal(reasons.NAME_TAKEN, taken)
+    crowded = _crowded(adapter, older.values(), most)
+    return Refusal(reasons.TOO_MANY, crowded) if crowded else None
+
+
+def _crowded(adapter: Adapter, older: Collection[Adapter], most: int) -> str:
     """Those that share places need one among them. With placement Replicas it depends on the replicas (places.py)."""
     if len(older) >= _MOST_NAMES:
         return f"the service has {_MOST_NAMES} older adapters"
@@ -128,13 +135,12 @@ def _host(uri: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
-def _taken(host: Host, adapter: Adapter, older: Sequence[Adapter]) -> str:
+def _taken(host: Host, adapter: Adapter, older: Mapping[str, Adapter]) -> str:
     name = adapter.served_name
     if name in host.served_names:
         return f"{name!r} is the name of the service's model"
-    for other in older:
-        if other.served_name == name:
-            return f"{name!r} is the name of LoraAdapter {other.meta.name}, which is older"
+    if (other := older.get(name)) is not None:
+        return f"{name!r} is the name of LoraAdapter {other.meta.name}, which is older"
     owner = host.owner(name)
     return f"{name!r} is a name of service {owner.namespace}/{owner.name}" if owner is not None and owner != host.key else ""
 

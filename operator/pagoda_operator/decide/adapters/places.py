@@ -1,10 +1,9 @@
 """On which replicas each adapter is, within the places that a replica has. Pure.
 
-Older adapters choose first. Those with placement OnDemand are on the disk of each replica and share
-one place at least, but for pinned ones. With placement Replicas an
-adapter takes the same replicas each time as long as they are there (rendezvous hashing), of different nodes if it can, and not one on
-which it failed of late. A replica that it leaves keeps it until it is loaded on all replicas that it goes to, so that requests for it
-always find one.
+Older adapters choose first. Those with placement OnDemand are on the disk of each replica and share one place at least, but for pinned
+ones. With placement Replicas an adapter takes the same replicas each time as long as they are there (rendezvous hashing), of different
+nodes if it can, and not one on which it failed of late. A replica that it leaves keeps it until it is loaded on all replicas that it goes
+to, so that requests for it always find one.
 """
 
 from __future__ import annotations

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import adapter as reasons
-from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
-from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType, Reason
+from pagoda_contracts.conditions.types import READY, Reason
 from pagoda_contracts.resources.adapter import EndpointAdapter, LoraAdapterStatus
 from pagoda_contracts.resources.meta import Condition
 
 from pagoda_operator.api.adapters import Adapter, Phase, Progress
+from pagoda_operator.api.conditions import Conditions, State
 from pagoda_operator.decide.adapters.catalogue import Refusal
+from pagoda_operator.decide.replicas.replica import clean
 
-_MAX_MESSAGE: Final = 1024
 _MAX_REASON: Final = 512
 _MAX_ENDPOINTS: Final = 1024
 _NAMED: Final = 3
@@ -48,7 +48,7 @@ def status(adapter: Adapter, found: Mapping[str, Progress], service: Replicas, n
         digest=adapter.digest or next((one.digest for one in here if one.digest), None),
         loaded=len(loaded),
         endpoints=tuple(
-            EndpointAdapter(pod=pod, state=one.phase.value, reason=one.reason[:_MAX_REASON] or None)
+            EndpointAdapter(pod=pod, state=one.phase.value, reason=clean(one.reason)[:_MAX_REASON] or None)
             for pod, one in sorted(found.items())[:_MAX_ENDPOINTS]
         ),
     ).wire()
@@ -84,40 +84,16 @@ def _verdict(adapter: Adapter, found: Mapping[str, Progress], loaded: int, servi
 
 
 def _conditions(adapter: Adapter, verdict: _Verdict, loaded: int, now: str) -> tuple[Condition, ...]:
-    last = {condition.type: condition for condition in adapter.status.conditions}
-    said, none = (verdict.reason.name, verdict.message), ""
-    loading, stalled = verdict.kind == "loading", verdict.kind == "stalled"
-    ready = _ready(adapter, verdict.kind, loaded, last.get(READY.name))
-    rows: tuple[tuple[ConditionType, Literal["True", "False", "Unknown"], tuple[str, str]], ...] = (
-        (READY, ready, said),
-        (RECONCILING, "True" if loading else "False", said if loading else (SETTLED.name, none)),
-        (STALLED, "True" if stalled else "False", said if stalled else (NOT_STALLED.name, none)),
-    )
-    return tuple(_condition(adapter, row, last.get(row[0].name), now) for row in rows)
+    conditions = Conditions.after(adapter.status.conditions, adapter.generation, now)
+    said = verdict.reason.name, clean(verdict.message)
+    ready = _ready(verdict.kind, loaded, conditions.known(READY))
+    return conditions.three(ready, said, reconciling=verdict.kind == "loading", stalled=verdict.kind == "stalled")
 
 
-def _ready(adapter: Adapter, kind: _Kind, loaded: int, last: Condition | None) -> Literal["True", "False", "Unknown"]:
+def _ready(kind: _Kind, loaded: int, known: Condition | None) -> State:
     """A replica that is added to others does not make a ready adapter unready; a changed adapter is ready once all have the change."""
     if kind == "settled":
         return "True"
-    known = last is not None and last.observed_generation == adapter.generation and last.status != "Unknown"
-    if kind == "loading" and known and last is not None and last.status == "True" and loaded:
+    if kind == "loading" and known is not None and known.status == "True" and loaded:
         return "True"
-    return "False" if kind == "stalled" or known else "Unknown"
-
-
-def _condition(
-    adapter: Adapter,
-    row: tuple[ConditionType, Literal["True", "False", "Unknown"], tuple[str, str]],
-    last: Condition | None,
-    now: str,
-) -> Condition:
-    kind, state, (reason, message) = row
-    return Condition(
-        type=kind.name,
-        status=state,
-        reason=reason,
-        message=message[:_MAX_MESSAGE],
-        observed_generation=adapter.generation,
-        last_transition_time=last.last_transition_time if last is not None and last.status == state else now,
-    )
+    return "False" if kind == "stalled" or known is not None else "Unknown"

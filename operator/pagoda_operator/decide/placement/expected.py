@@ -46,10 +46,10 @@ def _gpus(gpu: GpuAccelerator, unseen: Unseen) -> Iterator[DeviceClass]:
     told = {hint.product: hint for hint in unseen.hints if matches(gpu.product, hint.product)}
     for product, hint in told.items():
         yield _whole(product, hint.memory or products().get(product), hint.label)
-    known = products() if gpu.product else {}
+    known, platform = products() if gpu.product else {}, unseen.platform
     for product, memory in sorted(known.items(), key=lambda one: (one[1], one[0])):
         if product not in told and matches(gpu.product, product):
-            yield _whole(product, memory, (label_of(unseen.platform, product) if unseen.platform else "") or product)
+            yield _whole(product, memory, (label_of(platform, product) if platform else "") or product)
 
 
 def _whole(product: str, memory: int | None, label: str) -> DeviceClass:

@@ -82,7 +82,7 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
         wanted=observed.wanted,
         now=observed.now,
         sizes=observed.sizes,
-        node_deadline=parse_duration(observed.profile.node_deadline if observed.profile else NODE_DEADLINE),
+        node_deadline=observed.node_deadline,
     )
 
 

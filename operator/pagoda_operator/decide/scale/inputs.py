@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pagoda_contracts.conditions.types import STALLED
-from pagoda_contracts.resources.profile import NODE_DEADLINE
 from pagoda_contracts.resources.scaling import ScalingSpec, ScalingTargets
 from pagoda_contracts.units import parse_duration
 
@@ -26,9 +25,6 @@ from pagoda_operator.decide.scale.learned import DAY_S, Learned, forecast
 KV_TARGET: Final = 0.9
 _OVERDUE: Final = 1.5
 _LONGEST_START_S: Final = 900.0  # a pod that is stuck for hours says nothing about the next start
-
-# From a pod's creation, with a new node, its drivers, the image and a model of hundreds of GB.
-_ARRIVES_WITHIN_S: Final = parse_duration(NODE_DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +157,7 @@ def _arrives_until(observed: Observed, newest: Sequence[Pod]) -> float:
     mine = (one for one in observed.status.conditions if one.observed_generation == observed.meta.generation)
     if any(one.type == STALLED.name and one.status == "True" for one in mine):
         return -math.inf
-    return min((pod.created or observed.now for pod in newest), default=math.inf) + _ARRIVES_WITHIN_S
+    return min((pod.created or observed.now for pod in newest), default=math.inf) + observed.node_deadline
 
 
 def _until_now(observed: Observed, mode: str, memory: Memory | None) -> int:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_DELAYED, WELL
-from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
-from pagoda_contracts.conditions.types import DEGRADED, READY, RECONCILING, STALLED, ConditionType
+from pagoda_contracts.conditions.types import DEGRADED, READY
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
 
+from pagoda_operator.api.conditions import Conditions, State
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Observed
@@ -39,9 +39,6 @@ _MAX_REVISIONS: Final = 16
 _MAX_OUTDATED: Final = 512
 _MAX_NAMED: Final = 5
 _MAX_MESSAGE: Final = 1000
-
-_Last = Mapping[str, Condition]
-_State = Literal["True", "False", "Unknown"]
 
 
 def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[str, Any]:
@@ -67,49 +64,31 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
 
 
 def _conditions(observed: Observed, found: Verdict, health: Health, now: str) -> tuple[Condition, ...]:
-    last = {condition.type: condition for condition in observed.status.conditions}
-    said = (found.reason.name, found.message)
-    reconciling, stalled = found.kind in ("serving", "reconciling"), found.kind == "stalled"
-    return (
-        _condition(observed, READY, _ready(observed, found, last.get(READY.name)), said, last, now),
-        _condition(observed, RECONCILING, "True" if reconciling else "False", said if reconciling else (SETTLED.name, ""), last, now),
-        _condition(observed, STALLED, "True" if stalled else "False", said if stalled else (NOT_STALLED.name, ""), last, now),
-        *_degraded(observed, health, last, now),
-    )
+    conditions = Conditions.after(observed.status.conditions, observed.meta.generation, now)
+    ready = _ready(found, conditions.known(READY))
+    said, stalled = (found.reason.name, found.message), found.kind == "stalled"
+    three = conditions.three(ready, said, reconciling=found.kind in ("serving", "reconciling"), stalled=stalled)
+    return (*three, *_degraded(observed, health, conditions))
 
 
-def _ready(observed: Observed, found: Verdict, last: Condition | None) -> _State:
+def _ready(found: Verdict, known: Condition | None) -> State:
     """Unknown on the way to a generation's first readiness; False if it is lost or needs a person."""
     if found.kind in ("settled", "serving"):
         return "True"
-    known = last is not None and last.observed_generation == observed.meta.generation and last.status != "Unknown"
-    return "False" if found.kind == "stalled" or known else "Unknown"
+    return "False" if found.kind == "stalled" or known is not None else "Unknown"
 
 
-def _condition(observed: Observed, kind: ConditionType, state: _State, said: tuple[str, str], last: _Last, now: str) -> Condition:
-    """`said`: the reason's name and the message. The time is that of the last change of the state."""
-    before = last.get(kind.name)
-    return Condition(
-        type=kind.name,
-        status=state,
-        reason=said[0],
-        message=said[1],
-        observed_generation=observed.meta.generation,
-        last_transition_time=before.last_transition_time if before is not None and before.status == state else now,
-    )
-
-
-def _degraded(observed: Observed, health: Health, last: _Last, now: str) -> tuple[Condition, ...]:
+def _degraded(observed: Observed, health: Health, conditions: Conditions) -> tuple[Condition, ...]:
     """Which replicas are unhealthy and what is done about it; no condition if there never was one."""
-    before = last.get(DEGRADED.name)
+    before = conditions.last.get(DEGRADED.name)
     if health.unhealthy:
         reason = REPLACEMENT_DELAYED if health.paused else health.unhealthy[0].reason
-        return (_condition(observed, DEGRADED, "True", (reason.name, _message(health)[:_MAX_MESSAGE]), last, now),)
+        return (conditions.one(DEGRADED, "True", reason.name, _message(health)[:_MAX_MESSAGE]),)
     if before is None:
         return ()
     if _still(observed, before):
-        return (_condition(observed, DEGRADED, "True", (before.reason, before.message), last, now),)
-    return (_condition(observed, DEGRADED, "False", (WELL.name, ""), last, now),)
+        return (conditions.one(DEGRADED, "True", before.reason, before.message),)
+    return (conditions.one(DEGRADED, "False", WELL.name, ""),)
 
 
 def _still(observed: Observed, last: Condition) -> bool:

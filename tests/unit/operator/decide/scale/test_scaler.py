@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from pagoda_contracts.names import HISTORY_KEY
 from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Observed
 from pagoda_operator.decide.scale.inputs import basis_of
 from pagoda_operator.decide.scale.learned import decode
@@ -19,7 +21,7 @@ from structlog.testing import capture_logs
 from support.harness.harness import KEY, now
 from support.harness.inventories import H100, TINY, gpu, inventory, node, pod, whole
 from support.harness.scaled import PAGE, ScaledHarness
-from support.kube.fake_api import is_ready, running, service_body
+from support.kube.fake_api import is_ready, profile_body, running, service_body
 
 AUTO: dict[str, Any] = {"mode": "Auto", "min": 0, "max": 8}
 ENGINE = {"maxConcurrency": 16}
@@ -106,6 +108,13 @@ def test_replicas_are_not_awaited_while_the_service_waits_for_a_person(status: s
     spec = InferenceServiceSpec.model_validate(service_body()["spec"])
     meta = ObjectMeta(name="tiny", namespace="ns", uid="uid-tiny", generation=3)
     assert (basis_of(Observed(meta, said, spec), None).arrives_until > 0) == awaited
+
+
+def test_replicas_are_awaited_for_the_time_that_the_profile_allows_a_start() -> None:
+    spec = InferenceServiceSpec.model_validate(service_body()["spec"])
+    profile = ServingProfileSpec.model_validate(profile_body(nodeDeadline="3h")["spec"])
+    observed = Observed(ObjectMeta(name="tiny"), {}, spec, profile=profile, pods=(Pod("tiny-1", "r1", "cpu", created=1000.0),))
+    assert basis_of(observed, None).arrives_until == 1000.0 + 3 * 3600
 
 
 def test_a_replica_that_served_and_is_not_ready_for_a_while_is_not_awaited_again() -> None:
