@@ -171,7 +171,7 @@ class Rollouts(RuleBasedStateMachine):
         self.harness.signals.errors = failing  # type: ignore[attr-defined]
         heard = {pod["metadata"]["name"]: WELL if self.answers(pod, models) else STUCK for pod in self.active() if is_ready(pod)}
         self.harness.signals.heard = heard  # type: ignore[attr-defined]
-        before, wanted = self.serving(), self.harness.observed().wanted
+        before, wanted = self.serving(), self.api.of(SERVICES)[0]["spec"]["replicas"]
         self.api.crash_in = crash_in
         try:
             self.harness.run()
