@@ -33,7 +33,7 @@ class Found(NamedTuple):
 def find_model(model: str) -> Found:
     """Returns the model that a user names; CliError says what is accepted instead."""
     if model == "-":
-        return Found(_config(sys.stdin.read(LARGEST_CONFIG + 1), "standard input"), "model")
+        return Found(_config(_standard_input(), "standard input"), "model")
     if model.startswith(HUB):
         return _on_the_hub(model)
     if "://" in model:
@@ -41,6 +41,13 @@ def find_model(model: str) -> Found:
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
     return Found(_read(file), file.absolute().parent.name)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read(LARGEST_CONFIG + 1)
+    except UnicodeDecodeError as error:
+        raise CliError("standard input: not UTF-8 text") from error
 
 
 def _on_the_hub(uri: str) -> Found:

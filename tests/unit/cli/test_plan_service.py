@@ -177,6 +177,16 @@ def test_the_report_of_an_inspection_is_read_from_standard_input(monkeypatch, re
 
 
 @pytest.mark.parametrize(
+    ("given", "says"),
+    [(b"\xff", "not UTF-8 text"), (b"[" * 100_000, "nested too deeply"), (b" " * (1 << 21), "at most 1 MiB"), (b"", "not JSON")],
+)
+def test_what_no_model_is_on_standard_input_is_refused(monkeypatch, given, says):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+    with pytest.raises(CliError, match=f"standard input.*{says}"):
+        find_model("-")
+
+
+@pytest.mark.parametrize(
     ("model", "says"),
     [
         ("hf://meta-llama/Llama-3.1-8b", "Did you mean hf://meta-llama/Llama-3.1-8B"),
