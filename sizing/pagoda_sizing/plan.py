@@ -201,10 +201,14 @@ def priced(devices: Iterable[Device], prices: dict[str, float]) -> tuple[Device,
 
 def _priced(device: Device, prices: dict[str, float]) -> Device:
     if device.name in prices:
-        return replace(device, price_per_hour=_checked(device.name, prices[device.name]))
+        return _yours(device, _checked(device.name, prices[device.name]))
     if device.whole in prices:
-        return replace(device, price_per_hour=_checked(device.whole, prices[device.whole]) * device.share)
+        return _yours(device, _checked(device.whole, prices[device.whole]) * device.share)
     return device
+
+
+def _yours(device: Device, price: float) -> Device:
+    return replace(device, price_per_hour=price, price_kind="yours", price_read="")
 
 
 def _checked(name: str, price: float) -> float:
