@@ -15,6 +15,7 @@ from pagoda_sizing.errors import BadConfig
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Row, plan, priced
+from pagoda_sizing.served import misshapen, unserved
 from rich.console import Console
 from rich.table import Table
 
@@ -61,10 +62,19 @@ def command(
     parsed = parse_model(raw)
     ask = _ask(options, parsed, raw)
     rows = plan(parsed, priced(_devices(options.device), _prices(options.price)), ask)
+    why = _unserved(raw, parsed, ask)
     if as_json:
-        print(json.dumps(_document(parsed, ask, rows), indent=2))
+        print(json.dumps(_document(parsed, ask, rows) | {"unserved": why}, indent=2))
     else:
         _show(parsed, ask, rows)
+        if why:
+            print(f"No daemon serves this model: {why}")
+
+
+def _unserved(raw: dict[str, Any], model: Model, ask: Ask) -> str:
+    """Why every device would refuse it, whatever the table says; the table still answers what another engine needs."""
+    format_ = "" if ask.quantisation == "bf16" else f"no daemon has {ask.quantisation} weights on a device"
+    return unserved(raw) or misshapen(model) or format_
 
 
 def _read(path: Path) -> dict[str, Any]:
