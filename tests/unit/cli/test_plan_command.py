@@ -98,7 +98,7 @@ def test_json_says_the_verdict_its_reason_and_the_predictions(ask, llama8b):
     _, out, _ = ask("plan", "--model", llama8b, "--device", "h100:1g.10gb", "--device", "h100:3g.40gb", "--concurrency", "4", "--json")
     small, large = json.loads(out)["devices"]
     assert (small["verdict"], small["tokens_per_s"]) == ("no", None)
-    assert small["why"] == "weights and reserve, 17.1 GB, exceed 10.0 GB"
+    assert small["why"] == "weights and reserve, 17.0 GB, exceed 10.0 GB"
     assert (large["verdict"], large["why"], large["concurrency"]) == ("fits", "", 4)
     assert all(large[key] > 0 for key in ("ttft_ms", "tpot_ms", "tokens_per_s", "dollars_per_million", "max_concurrency"))
     assert large["tokens_per_s"] == pytest.approx(4 / (large["tpot_ms"] / 1000))

@@ -129,7 +129,6 @@ def test_a_device_without_mig_has_no_profiles():
         (Demand(100, 0), "concurrency must be a finite number above 0, got 0"),
         (Demand(100, 1, "int3"), "must be one of bf16, fp8, int8, int4, nvfp4"),
         (Demand(100, 1, "bf16", "int4"), "must be one of bf16, fp8, int8"),
-        (Demand(100, reserve_bytes=-1), "reserve must be 0 or more bytes, got -1"),
     ],
 )
 def test_an_impossible_demand_is_refused(demand, says):
