@@ -126,6 +126,9 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
         return Problem(path, "is required")
     if kind == "string_pattern_mismatch":
         return Problem(path, f"must be text that matches {context['pattern']}, got {_shown(error['input'])}")
+    if kind == "tuple_type":
+        first = next(iter(error["input"]), "") if isinstance(error["input"], dict) else ""
+        return Problem(path, f"must be a list: begin with `- {f'{first}:' if first else '…'}`, got {_shown(error['input'])}")
     says = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return Problem(path, says if kind == "value_error" else f"{says}, got {_shown(error['input'])}")
 
