@@ -3,12 +3,13 @@ Pure; called by `status`. A message has nothing that changes by itself (back-off
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.types import READY, SERVING, Reason
-from pagoda_contracts.names import EXIT_PERMANENT
+from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
@@ -63,7 +64,8 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     ready, wanted = sum(pod.serves for pod in pods), observed.wanted
     rejected = next((why for pod in pods if not pod.ready and (why := _rejection(pod)) is not None), None)
     if rejected is not None and ready == 0:
-        return Verdict("stalled", reasons.MODEL_REJECTED, (clean(rejected) or "no reason given") + _serving(observed, plan))
+        why = _with_address(observed.spec, clean(rejected)) or "no reason given"
+        return Verdict("stalled", reasons.MODEL_REJECTED, why + _serving(observed, plan))
     made = plan.current is not None and observed.find(DEPLOYMENTS, plan.current.name) is not None
     if made and ready >= wanted and not plan.denied:
         return _arrived(observed, plan, ready)
@@ -134,6 +136,14 @@ def _rejection(pod: Pod) -> str | None:
     if pod.exit_code == EXIT_PERMANENT:
         return pod.exit_message
     return pod.fetching.exit_message if pod.fetching.permanent else None
+
+
+def _with_address(spec: InferenceServiceSpec | None, text: str) -> str:
+    """The daemon's words, with the address that the spec gives instead of a path in the container."""
+    if spec is None:
+        return text
+    path, address = (FETCHED_LINK, spec.model.uri) if fetched(spec) else (MODEL_MOUNT, CLAIM_SCHEME + claim(spec.model.uri))
+    return re.sub(rf"(?<![\w/.]){path}(?![\w.-])", lambda _: address, text)
 
 
 def _arrived(observed: Observed, plan: Plan, ready: int) -> Verdict:

@@ -40,6 +40,8 @@ def states(harness):
         ([crashed(code=1, message="boom")], "CrashLooping", "exit code 1: boom", "InProgress"),
         ([crashed(code=137, message="", reason="OOMKilled")], "CrashLooping", "exit code 137: OOMKilled", "InProgress"),
         ([crashed(message="bad\n tensor\x1b[31m ")], "ModelRejected", "bad tensor [31m", "Failed"),
+        ([crashed(message="/models/tiny/config.json: no")], "ModelRejected", "pvc://models/tiny/config.json: no", "Failed"),
+        ([crashed(message="/a/models/b, /models2/c")], "ModelRejected", "/a/models/b, /models2/c", "Failed"),
         ([running(ready=True), running()], "LoadingModel", "1 of 2 replicas ready", "InProgress"),
         ([running(ready=True), crashed()], "CrashLooping", "exit code 78", "InProgress"),
         ([crashed(code=1), UNSCHEDULABLE], "CrashLooping", "exit code 1", "InProgress"),
