@@ -18,13 +18,13 @@ from pagoda_contracts.resources.meta import (
     DnsName,
     Kind,
     Model,
-    ModelUri,
     ObjectMeta,
     Rule,
     ServedName,
     Subdomain,
     Transition,
 )
+from pagoda_contracts.resources.service import ModelUri
 
 Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
 _LINE: Final = StringConstraints(max_length=512)

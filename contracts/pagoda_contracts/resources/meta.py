@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
@@ -12,7 +11,6 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from pagoda_contracts.names import API_VERSION, GROUP
-from pagoda_contracts.units import text_schema
 
 
 class Rule(NamedTuple):
@@ -105,26 +103,6 @@ Subdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, patte
 
 ServedName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 """A name that clients put into `model`."""
-
-_SEGMENTS: Final = r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)"
-_URI: Final = (
-    rf"^(pvc://[a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?{_SEGMENTS}*"
-    rf"|(hf|s3|gs|az|oci|https)://[A-Za-z0-9][A-Za-z0-9.:-]*{_SEGMENTS}+)$"
-)
-_URI_MESSAGE: Final = (
-    "must begin with pvc://, hf://, s3://, gs:// or oci:// and name the files, such as pvc://claim/path, hf://org/name or "
-    "s3://bucket/prefix, with letters, digits, '.', '_' and '-' only"
-)
-
-
-def _uri(text: str) -> str:
-    if not re.fullmatch(_URI, text):
-        raise ValueError(f"{_URI_MESSAGE}, got {text!r}")
-    return text
-
-
-ModelUri = Annotated[str, StringConstraints(max_length=512), AfterValidator(_uri), text_schema(_URI, 512, _URI_MESSAGE)]
-"""Where files are. No query, no user, no `..`: credentials are named, never written into an address."""
 
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]

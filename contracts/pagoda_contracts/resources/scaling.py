@@ -7,16 +7,14 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field, StringConstraints
 
 from pagoda_contracts.resources.meta import DnsName, Model, Rule
-from pagoda_contracts.units import DURATION_PATTERN, Duration, text_schema
+from pagoda_contracts.units import DURATION_PATTERN, Duration
 
 MAX_REPLICAS = 1024
 _CRON_FIELD = r"[0-9*/,A-Za-z-]{1,40}"
 Cron = Annotated[str, StringConstraints(max_length=204, pattern=rf"^{_CRON_FIELD}( {_CRON_FIELD}){{4}}$")]
 TimeZone = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$")]
-_HORIZON: Final = rf"^startupTime$|{DURATION_PATTERN}"
-Horizon = Annotated[
-    str, StringConstraints(max_length=48, pattern=_HORIZON), text_schema(_HORIZON, 48, "must be startupTime or a duration such as 5m")
-]
+HORIZON_PATTERN: Final = rf"^startupTime$|{DURATION_PATTERN}"
+Horizon = Annotated[str, StringConstraints(max_length=48, pattern=HORIZON_PATTERN)]
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 

@@ -19,7 +19,6 @@ from pagoda_contracts.resources.meta import (
     Kind,
     Labels,
     Model,
-    ModelUri,
     ObjectMeta,
     Rule,
     ServedName,
@@ -41,6 +40,14 @@ __all__ = [
     "RejectedAccelerator",
     "RevisionStatus",
 ]
+
+_SEGMENTS: Final = r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)"
+URI_PATTERN: Final = (
+    rf"^(pvc://[a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?{_SEGMENTS}*"
+    rf"|(hf|s3|gs|az|oci|https)://[A-Za-z0-9][A-Za-z0-9.:-]*{_SEGMENTS}+)$"
+)
+ModelUri = Annotated[str, StringConstraints(max_length=512, pattern=URI_PATTERN)]
+"""Where files are. No query, no user, no `..`: credentials are named, never written into an address."""
 
 SourceRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
 

@@ -176,7 +176,7 @@ _PATTERN, _KIND, _UNKNOWN, _NEEDED, _INTEGER = (
     "must be of type integer",
 )
 _ACC, _KV, _SCALE = "spec.accelerators", "spec.engine.kvCache", "spec.scaling"
-_QUANTITY = "must be a quantity above 0, such as 250m or 4Gi (GB and MB are no units)"
+_QUANTITY = "must be a quantity above 0, such as 250m or 4Gi (2Gi, not 2GB)"
 _URI = "must begin with pvc://, hf://, s3://, gs:// or oci://"
 _DURATION = "must be a duration with ms, s, m or h, such as 800ms"
 
