@@ -25,7 +25,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed
 from pagoda_operator.decide.plan import Plan, owner_of, plan, template_of
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
-from pagoda_operator.decide.status.status import status
+from pagoda_operator.decide.status.status import down, status
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import digest, stamp
 from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, apply, apply_default_profile, apply_status
@@ -33,7 +33,7 @@ from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import OWN
-from pagoda_operator.watch.observe import Name, named, observe, profile_name
+from pagoda_operator.watch.observe import Name, look_again, named, observe, profile_name, with_mount_faults
 
 # Seconds to the next run: after a write, and while something that was removed still exists.
 _AT_ONCE: Final = 0.0
@@ -61,6 +61,11 @@ class Reconciler:
         self._outdated: set[Key] = set()
         # Objects without our label that have a name which a service needs, and the generation that needs it.
         self._in_the_way: dict[Key, tuple[int, frozenset[Name]]] = {}
+        self._down: set[Key] = set()
+
+    def down(self) -> int:
+        """How many services have served, are not asleep and have no replica that takes requests."""
+        return len(self._down)
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
@@ -104,7 +109,7 @@ class Reconciler:
     async def _complete(self, key: Key, seen: Observed) -> Observed:
         """What was seen, with all else that this process knows, in this order: each step uses what the ones before it found."""
         quota, scaling = self._dependencies.quota, self._dependencies.scaling
-        observed = self._with_parts(key, await self._with_taken_names(key, seen))
+        observed = await with_mount_faults(self._cluster, self._with_parts(key, await self._with_taken_names(key, seen)))
         await quota.settle(key, observed)
         # Before scaling, which asks for no more than the quota grants. What a replica needs may depend on how many there will be.
         grant = quota.offer(key, observed, lambda seen: template_of(scaling.foresee(key, seen)))
@@ -182,6 +187,7 @@ class Reconciler:
 
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.pop(key, None)
+        self._down.discard(key)
         self._dependencies.events.forget(key)
         self._answers.pop(key, None)
         self._outdated.discard(key)
@@ -257,6 +263,7 @@ class Reconciler:
     async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """Writes the status if it differs; returns its name by content, or nothing."""
         wanted = self._status(observed, draft)
+        (self._down.add if down(wanted) else self._down.discard)(Key(observed.meta.namespace, observed.meta.name))
         if wanted == observed.raw_status:
             return ""
         await apply_status(self._cluster, SERVICES, observed.meta, wanted)
@@ -280,6 +287,7 @@ def _again(observed: Observed, draft: Plan) -> float | None:
     times = (
         _WAIT if draft.waiting or draft.over_quota else None,
         _DRAIN_POLL if draft.orders else None,
+        look_again(observed),
         draft.health.again,
         draft.rollout.again if draft.rollout is not None else None,
         max(1.0, draft.again_at - observed.now) if draft.again_at is not None else None,
