@@ -19,7 +19,7 @@ from support.harness.inventories import pod as holder
 from support.harness.placing import MIXED
 from support.harness.placing import harness as inspected_harness
 from support.judges.kstatus import Verdict
-from support.kube.fake_api import Body, copied, crashed, fetching, running, service_body, waiting
+from support.kube.fake_api import Body, copied, crashed, fetching, restarted, running, service_body, waiting
 
 HUB = {"uri": "hf://acme/tiny"}
 READY = running(ready=True)
@@ -266,6 +266,7 @@ STATES: dict[str, State] = {
     "no such image": State(pods(waiting("ErrImagePull", "no such image")), "ImagePull", "InProgress"),
     "a container's fault": State(pods(waiting("CreateContainerConfigError", "no key")), "Container", "InProgress"),
     "loading": State(pods(running()), "LoadingModel", "InProgress"),
+    "ended once": State(pods(restarted(code=1, message="boom")), "Restarting", "InProgress"),
     "crashing": State(pods(crashed(code=1, message="boom")), "CrashLooping", "InProgress"),
     "killed for memory": State(pods(crashed(code=137, message="", reason="OOMKilled")), "CrashLooping", "InProgress"),
     "a model refused": State(pods(crashed()), "ModelRejected", "Failed"),
