@@ -39,7 +39,7 @@ the first one rises. It is a Warning if the service is Stalled or Degraded, and 
 At most six Events are written per service and minute. Kubernetes keeps Events for one hour, unless it is configured otherwise. Each Event,
 also one past the limit, is a line `reported` in the operator's log.
 
-Four reasons of Events are no condition's:
+Four reasons of Events do not occur in conditions:
 
 - `EditUndone`: another client had changed a child object or added to it, and the operator restored what it had rendered. The note names the
   object, the fields and the field manager. Change the InferenceService or its ServingProfile instead.

@@ -191,7 +191,12 @@ class KubeCluster:
         return await self._call("PATCH", path, query, manifest, _APPLY)
 
     async def _call(
-        self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Json | list[Json] | str | None = None, kind: str = _JSON
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] = _NO_QUERY,
+        body: Json | Sequence[Json] | str | None = None,
+        kind: str = _JSON,
     ) -> Answer:
         headers = {"Accept": OBJECT, "Content-Type": kind}
         prepared = await self._api.param_serialize(

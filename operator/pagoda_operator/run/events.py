@@ -107,14 +107,15 @@ def about_write(write: Write, times: int) -> Iterator[EventText]:
     if not isinstance(write, Apply):
         return
     what, who = f"{write.resource.kind} {write.name}", _writers(write)
-    if write.edits:
-        paths = [written(edit.path) for edit in write.edits]
-        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
-        note = f"{what}: {who} had changed {', '.join(paths[:_MOST_PATHS])}{more}. The operator restored it."
-        yield EventText("Warning", EDIT_UNDONE, note[:_MAX_NOTE])
+    paths = [written(edit.path) for edit in write.edits]
+    more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+    changed = f"{', '.join(paths[:_MOST_PATHS])}{more}" or "it"
     if times > _CONTESTED:
-        note = f"{what}: {who} changes it each time after the operator has written it. {_RARER}"
+        note = f"{what}: {who} changes {changed} each time after the operator has written it. {_RARER}"
         yield EventText("Warning", WRITE_CONTESTED, note[:_MAX_NOTE])
+    elif paths:
+        note = f"{what}: {who} had changed {changed}. The operator restored it."
+        yield EventText("Warning", EDIT_UNDONE, note[:_MAX_NOTE])
 
 
 def _writers(write: Apply) -> str:

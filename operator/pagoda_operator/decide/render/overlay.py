@@ -179,7 +179,7 @@ def disowned(meta: Json) -> list[Json]:
     found again each time."""
     theirs = by_others(meta)
     rest = [(entry, {name: part for name, part in (entry.get("fieldsV1") or {}).items() if name != "f:spec"}) for entry in theirs]
-    return [entry for entry in meta["managedFields"] if entry not in theirs] + [entry | {"fieldsV1": part} for entry, part in rest if part]
+    return [entry for entry in meta["managedFields"] if entry not in theirs] + [{**entry, "fieldsV1": part} for entry, part in rest if part]
 
 
 def _edited(fields: Json, wanted: Any, live: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -35,7 +35,9 @@ async def test_a_fault_of_the_replica_is_reported_to_every_client_and_ends_the_p
         codes = {client.error for client in ended}
         assert codes <= {ERROR_ENGINE_DIED, "internal_error"}, ended
         assert replica.wait() == 1
-        assert reason.read_text().startswith("EngineDied: ")
+        # On a machine that stands still, a timer ends the interpreter, which then says nothing.
+        told = any(line["event"] in ("stopped", "ended_abruptly") for line in replica.lines)
+        assert reason.read_text().startswith("EngineDied: ") == told
         seen = [line for line in replica.lines if line["event"] == "no_progress"]
         assert [case.why in line["why"] for line in seen] == [True] * bool(case.why)
 

@@ -160,15 +160,15 @@ def test_a_services_own_type_is_restored():
 def test_a_write_that_was_undone_twice_is_made_more_rarely_and_told():
     harness, asked = at_rest()
     began, times = harness.later, []
-    for _ in range(240):
+    for _ in range(120):
         edit(harness, lambda body: body["spec"].update(replicas=9))
         before = len(harness.api.journal)
         harness.run()
         if ("apply", "Deployment") in [entry[:2] for entry in harness.api.journal[before:]]:
             times.append((harness.later - began).total_seconds())
         harness.later += timedelta(seconds=0.5)
-    assert times == [0.0, 0.5, 1.5, 3.5, 8.5, 18.5, 48.5, 108.5]
-    assert "field manager 'vandal' changes it each time" in notes(harness, "WriteContested")[0]
+    assert times == [0.0, 0.5, 1.5, 3.5, 8.5, 18.5, 48.5]
+    assert "field manager 'vandal' changes spec.replicas each time" in notes(harness, "WriteContested")[0]
     harness.edit(replicas=2)
     harness.settle()
     assert harness.api.of(DEPLOYMENTS)[0]["spec"] == asked | {"replicas": 2}, "another number is written at once"
@@ -196,7 +196,9 @@ def test_repeats_are_forgotten_after_a_quiet_time_and_a_clock_that_was_set_back_
 def test_two_operators_that_want_something_else_do_not_fight_over_each_object():
     """Two installs that both act: gateways of different namespaces."""
     harness = Harness()
-    others = [Settings(callers=Callers(f"{name}/gateway", f"{name}/operator"), url=f"http://{name}") for name in ("one", "two")]
+    others = [
+        Settings(callers=Callers(gateway=f"{name}/gateway", operator=f"{name}/operator"), url=f"http://{name}") for name in ("one", "two")
+    ]
     operators = [Reconciler(harness.api, settings, lambda: now() + harness.later, dependencies_with(harness.api)) for settings in others]
 
     async def turn():
@@ -204,13 +206,13 @@ def test_two_operators_that_want_something_else_do_not_fight_over_each_object():
             await operator.reconcile(Key("ns", "tiny"))
             await operator._dependencies.events.write_pending()
 
-    for _ in range(600):  # five minutes
+    for _ in range(100):
         asyncio.run(turn())
         harness.api.control()
-        harness.later += timedelta(seconds=0.5)
+        harness.later += timedelta(seconds=1)
     written = [(verb, kind) for verb, kind, _ in harness.api.journal]
-    assert written.count(("apply", NETWORK_POLICIES.kind)) <= 25
-    assert written.count(("status", SERVICES.kind)) <= 40
+    assert written.count(("apply", NETWORK_POLICIES.kind)) <= 14
+    assert written.count(("status", SERVICES.kind)) <= 24
     assert "another Pagoda operator changes it each time" in notes(harness, "WriteContested")[0]
 
 
