@@ -108,8 +108,6 @@ def _crowded(adapter: Adapter, older: Collection[Adapter], most: int) -> str:
 
 def _source(adapter: Adapter, spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
     uri, credential = spec.source.uri, spec.source.credential
-    if not uri.startswith(fetch.SCHEMES):
-        return f"source.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(fetch.SCHEMES)}"
     claims = fetch.adapter_claims(service)
     if uri.startswith(fetch.CLAIM_SCHEME) and fetch.claim(uri) not in claims:
         known = ", ".join(claims) or "none"

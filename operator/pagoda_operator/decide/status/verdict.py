@@ -164,7 +164,7 @@ def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     ranks = ("accelerators.gpu.count",) if any(entry.gpu and entry.gpu.count > 1 for entry in spec.accelerators) else ()
     # A claim's files need no credential, and only some sources have revisions.
-    fetch = () if fetched(spec) else ("model.credential", *(() if has_sidecar(spec) else ("credentials",)))
+    fetch = () if fetched(spec) else ("model.credential", "model.digest", *(() if has_sidecar(spec) else ("credentials",)))
     idle = (*_NOT_YET, *fetch, *(() if has_revisions(spec.model) else ("model.revision",)))
     # Entries on CPU say themselves what a replica requests.
     host = ("resources",) if words.get("resources") and all(entry.cpu for entry in spec.accelerators) else ()

@@ -277,7 +277,7 @@ AT_LAST = {
     "pagoda_daemon_slo_requests_total met=false slo=itl": 2,
     "pagoda_daemon_slo_requests_total met=false slo=all": 2,
     "pagoda_daemon_goodput_tokens_total": 6,
-    "pagoda_daemon_build_info revision=r7 version=0.1.0": 1,
+    "pagoda_daemon_build_info revision=r7 version=0.2.0": 1,
     "http_requests_total handler=/metrics method=GET status=2xx": 1,
     "http_requests_total handler=/v1/completions method=POST status=2xx": 3,
     "http_requests_total handler=/v1/completions method=POST status=5xx": 2,

@@ -77,10 +77,12 @@ async def test_a_load_goes_on_without_the_client_that_began_it_and_is_shared(tmp
         with loads:
             leaving, staying = (asyncio.create_task(here.tokens("a")) for _ in range(2))
             await made.begun.wait()
+            await here.front.until(lambda: here.front.front.replica.waking == 2)
             leaving.cancel()
+            await here.front.until(lambda: here.front.front.replica.waking == 1)
             made.go_on.set()
             assert await staying == here.expected("one")
-        assert made.count == 1
+        assert (made.count, here.front.front.replica.waking) == (1, 0)
 
 
 async def test_a_request_that_waited_for_its_adapter_names_an_ignored_field_once(tmp_path, claims):  # noqa: F811

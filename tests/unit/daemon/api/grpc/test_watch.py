@@ -174,10 +174,10 @@ async def test_a_gateway_hears_which_names_are_adapters_as_they_come_and_go(tmp_
         await watcher.until(lambda state: list(state.adapters) == [loaded["second"]])
 
 
-def test_a_gateway_sees_what_waits_for_its_grammar_as_waiting():
-    replica = Replica(born=0.0, stats=Stats(running=1, waiting=2, compiling=3, waiting_tokens=9))
+def test_a_gateway_sees_what_waits_for_its_grammar_or_adapter_as_waiting():
+    replica = Replica(born=0.0, stats=Stats(running=1, waiting=2, compiling=3, waiting_tokens=9), waking=4)
     state = frame(replica, Identity(("m",), "r1", "v1"), 1, 10.0)
-    assert (state.running, state.waiting, state.waiting_tokens) == (1, 5, 9)
+    assert (state.running, state.waiting, state.waiting_tokens) == (1, 9, 9)
 
 
 def test_a_frame_is_what_the_replica_is():
