@@ -19,13 +19,15 @@ The operator says in `status.conditions` where an object stands and why. `pagoda
 
 ```sh
 kubectl get {INFERENCE_SERVICE.resource} llama -o wide                             # the reason of Ready, and its message
-kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Ready --timeout=10m
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Serving --timeout=10m   # clients get answers
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Ready --timeout=10m     # the newest spec is rolled out
 kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeout=10m   # a script fails fast: only a person can fix it
 ```
 
 ## Condition types
 
 Ready, Reconciling and Stalled follow kstatus, which Argo CD and Flux read. Each carries the generation that it speaks of.
+Use Serving for alerts and for clients, and Ready for deployments.
 
 | type | meaning |
 |---|---|

@@ -130,6 +130,11 @@ class KubeCluster:
             return Listed((), "")  # an older cluster
         return list_of(resource, answer.checked())
 
+    async def pod_events(self, namespace: str, pod: str) -> Sequence[Json]:
+        """The Events about a pod."""
+        query = {"fieldSelector": f"regarding.kind=Pod,regarding.name={pod}"}
+        return list_of(EVENTS, (await self._call("GET", path_of(EVENTS, namespace), query)).checked()).items
+
     async def token_keys(self) -> Json:
         """The keys that ServiceAccount tokens are verified with (JWKS)."""
         return (await self._call("GET", PATH_JWKS)).checked()

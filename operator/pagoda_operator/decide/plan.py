@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR
+from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR, OBJECT_EXISTS
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
@@ -243,7 +243,7 @@ def _without_conflicts(observed: Observed, draft: Plan) -> Plan:
     if other is None:
         return replace(draft, writes=rest, waiting=_named(in_the_way[0]))
     message = f"{_named(other)} exists and does not belong to this service; rename the service or remove that object"
-    return replace(draft, writes=rest, problem=SpecProblem(NAME_CONFLICT, message))
+    return replace(draft, writes=rest, problem=SpecProblem(OBJECT_EXISTS, message))
 
 
 def _named(child: Child) -> str:

@@ -26,7 +26,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed
 from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_of, wants_devices
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
-from pagoda_operator.decide.status.status import status
+from pagoda_operator.decide.status.status import down, status
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import digest, stamp
 from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, Repeats, apply, apply_default_profile, apply_status
@@ -34,7 +34,7 @@ from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import OWN
-from pagoda_operator.watch.observe import Name, named, observe, profile_name
+from pagoda_operator.watch.observe import Name, look_again, named, observe, profile_name, with_mount_faults
 
 # Seconds to the next run after a write.
 _AT_ONCE: Final = 0.0
@@ -62,6 +62,11 @@ class Reconciler:
         self._in_the_way: dict[Key, tuple[int, frozenset[Name]]] = {}
         # How many runs in a row met something that only another object's change cures, and no event tells of that.
         self._looks: dict[Key, int] = {}
+        self._down: set[Key] = set()
+
+    def down(self) -> int:
+        """How many services have served, are not asleep and have no replica that takes requests."""
+        return len(self._down)
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
@@ -105,7 +110,7 @@ class Reconciler:
     async def _complete(self, key: Key, seen: Observed) -> Observed:
         """What was seen, with all else that this process knows, in this order: each step uses what the ones before it found."""
         quota, scaling = self._dependencies.quota, self._dependencies.scaling
-        observed = self._with_parts(key, await self._with_taken_names(key, seen))
+        observed = await with_mount_faults(self._cluster, self._with_parts(key, await self._with_taken_names(key, seen)))
         await quota.settle(key, observed)
         # Before scaling, which asks for no more than the quota grants. What a replica needs may depend on how many there will be.
         grant = quota.offer(key, observed, lambda seen: template_of(scaling.foresee(key, seen)))
@@ -186,6 +191,7 @@ class Reconciler:
 
     async def _forget(self, key: Key) -> Outcome:
         self._repeats.forget(key)
+        self._down.discard(key)
         self._dependencies.events.forget(key)
         self._answers.pop(key, None)
         self._outdated.discard(key)
@@ -225,7 +231,7 @@ class Reconciler:
             log.info("applied", writes=writes)
         if writes or news:
             return Outcome(again=_AT_ONCE)
-        again = due_in(observed, draft)
+        again = min((seconds for seconds in (due_in(observed, draft), look_again(observed)) if seconds is not None), default=None)
         if key in self._in_the_way:
             again = self._look_again(key, again)
         else:
@@ -267,6 +273,7 @@ class Reconciler:
     async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """Writes the status if it differs; returns its name by content, or nothing."""
         wanted, now = self._status(observed, draft), self._clock()
+        (self._down.add if down(wanted) else self._down.discard)(Key(observed.meta.namespace, observed.meta.name))
         if wanted == observed.raw_status:
             return ""
         key, content = Key(observed.meta.namespace, observed.meta.name), digest(wanted)

@@ -189,7 +189,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
     listener = Listener(settings.gateways, signals, settings.identity, own, usages)
-    beside = [made.metrics.sample(gauges(made, events), made.liveness.ages), made.lease.run(), listener.run(), *reflectors.runs()]
+    sampling = made.metrics.sample(gauges(made, events, reconciler), made.liveness.ages)
+    beside = [sampling, made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
     leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, inventory.run, events.run, *workers]
@@ -197,12 +198,13 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     return [*beside, _prepare(made.lease, reflectors, inventory, ready, tell), *(_when_ready(ready, part) for part in leading)]
 
 
-def gauges(made: Core, events: Recorder) -> Mapping[Metric, Callable[[], float]]:
+def gauges(made: Core, events: Recorder, reconciler: Reconciler) -> Mapping[Metric, Callable[[], float]]:
     """What is sampled every second."""
     return {
         words.OPERATOR_QUEUE: made.queue.depth,
         words.OPERATOR_QUEUE_AGE: made.queue.oldest,
         words.OPERATOR_EVENTS_WAITING: events.waiting,
+        words.OPERATOR_DOWN: reconciler.down,
         words.OPERATOR_LEADER: made.lease.leads,
         words.OPERATOR_EPOCH: lambda: made.lease.epoch,
     }

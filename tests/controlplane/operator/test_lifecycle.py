@@ -59,7 +59,12 @@ def test_status_is_honest_through_the_phases_of_a_start(real, operator):
     real.reported(Reconciling="LoadingModel")
     real.node.report(pod, running(ready=True))
     last = real.reported(Ready="Available")
-    assert {kind: line["status"] for kind, line in last.items()} == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
+    assert {kind: line["status"] for kind, line in last.items()} == {
+        "Ready": "True",
+        "Reconciling": "False",
+        "Stalled": "False",
+        "Serving": "True",
+    }
     status = real.service()["status"]
     assert (status["replicas"], status["readyReplicas"], status["placement"]["chosen"]) == (1, 1, "cpu[0]")
     assert status["url"] == "http://pagoda-gateway.pagoda-system.svc:8080/v1"
@@ -165,7 +170,7 @@ def test_a_service_object_of_another_owner_is_left_alone(real, operator):
     ports = {"ports": [{"port": 1, "targetPort": 1, "protocol": "TCP"}]}
     before = real.kube.create(CORE_SERVICES, real.namespace, {"metadata": {"name": NAME}, "spec": ports})
     real.apply()
-    real.reported(Stalled="NameConflict")
+    real.reported(Stalled="ObjectExists")
     assert real.kube.get(CORE_SERVICES, real.namespace, NAME) == before
     real.kube.delete(CORE_SERVICES, real.namespace, NAME)
     real.serve()

@@ -88,6 +88,9 @@ class FakeApi:
         found = await self.list(resource, namespace, label)
         return Listed([body for body in found if name in ("", body["metadata"]["name"])], version)
 
+    async def pod_events(self, namespace: str, pod: str) -> list[Json]:
+        return [body for body in await self.list(EVENTS, namespace, "") if body.get("regarding", {}).get("name") == pod]
+
     # Writes
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> None:
@@ -415,6 +418,23 @@ def fetching(code: int | None = None, message: str = "", started: bool = False) 
 def waiting(reason: str, message: str = "") -> Body:
     container = {"name": CONTAINER_DAEMON, "state": {"waiting": {"reason": reason, "message": message}}, "restartCount": 0}
     return {"phase": "Pending", "conditions": scheduled(False), "containerStatuses": [container]}
+
+
+def unmounted(since: str) -> Body:
+    """A pod's status on its node, before its volumes are mounted."""
+    status = waiting("ContainerCreating")
+    status["conditions"].append({"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": since})
+    return status
+
+
+def mount_failure(pod: Body, note: str, at: str, number: int = 1) -> Body:
+    """The kubelet's Event about a volume, as events.k8s.io shows it."""
+    meta = pod["metadata"]
+    regarding = {"kind": "Pod", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+    said = {"type": "Warning", "reason": "FailedMount", "note": note, "regarding": regarding, "action": "Mount", "eventTime": at}
+    names = {"name": f"{meta['name']}.{number}", "namespace": meta["namespace"], "creationTimestamp": at}
+    kind = {"apiVersion": EVENTS.api_version, "kind": EVENTS.kind}
+    return kind | {"metadata": names, "reportingController": "kubelet", "reportingInstance": "node-1"} | said
 
 
 def service_body(name: str = "tiny", namespace: str = "ns", **spec: Any) -> Body:

@@ -49,6 +49,7 @@ def test_events_warn_of_what_may_need_a_person_though_nothing_is_stalled():
         "CrashLooping",
         "ImagePull",
         "Container",
+        "FailedMount",
         "Forbidden",
     }
     assert not warns("Unheard")
