@@ -84,10 +84,17 @@ FETCHING_MODEL: Final = Reason(
 LOADING_MODEL: Final = Reason(
     "LoadingModel", RECONCILING, "The daemon runs and loads the model into the device.", "Wait. status.readyExpectedAt says how long."
 )
+RESTARTING: Final = Reason(
+    "Restarting",
+    RECONCILING,
+    "A container of a replica ended with an error for the first time, and the kubelet starts it again at once.",
+    "Wait. If it ends again, the reason becomes CrashLooping.",
+    warning=True,
+)
 CRASH_LOOPING: Final = Reason(
     "CrashLooping",
     RECONCILING,
-    "A container of a replica ended with an error, and the kubelet starts it again with growing delays.",
+    "A container of a replica ended with an error more than once, and the kubelet starts it again with growing delays.",
     "Read the exit code and the words in the message, then `kubectl logs POD --previous`.",
     warning=True,
 )

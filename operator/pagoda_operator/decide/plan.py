@@ -8,6 +8,7 @@ replica that serves is drained before it is removed; an object that another one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR, OBJECT_EXISTS
 from pagoda_contracts.names import ANNOTATION_REJECTED
@@ -31,6 +32,12 @@ from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.scale.bounds import refused
+from pagoda_operator.inventory.values import unix
+
+# Seconds to the next run while something that was removed still exists.
+_WAIT: Final = 2.0
+# While a drain is under way its daemon is asked so often how many requests are left.
+_DRAIN_POLL: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,27 @@ def _rollout_state(observed: Observed, spec: InferenceServiceSpec, current: Revi
         elapsed=observed.ages.get(record.since) if record is not None and record.since else None,
         frozen=observed.quota is not None and observed.quota.unread and granted == 0,
     )
+
+
+def wants_devices(observed: Observed, draft: Plan) -> bool:
+    """Whether a change of devices may change the decision."""
+    if not observed.asks_for_devices:
+        return False
+    none = draft.problem is not None and draft.problem.reason == NO_ACCELERATOR
+    return none or (draft.placement is not None and draft.placement.status.waiting is not None)
+
+
+def due_in(observed: Observed, draft: Plan) -> float | None:
+    """In how many seconds to reconcile again even if no event comes."""
+    times = (
+        _WAIT if draft.waiting or draft.over_quota else None,
+        _DRAIN_POLL if draft.orders else None,
+        draft.health.again,
+        draft.rollout.again if draft.rollout is not None else None,
+        max(1.0, draft.again_at - observed.now) if draft.again_at is not None else None,
+        max(1.0, expected - observed.now) if (expected := unix(observed.raw_status.get("readyExpectedAt"))) is not None else None,
+    )
+    return min((seconds for seconds in times if seconds is not None), default=None)
 
 
 def owner_of(observed: Observed) -> Owner:

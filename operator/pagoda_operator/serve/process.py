@@ -194,7 +194,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
     leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, inventory.run, events.run, *workers]
-    return [*beside, _prepare(made.lease, reflectors, inventory, ready), *(_when_ready(ready, part) for part in leading)]
+    tell = partial(_tell_of_takeover, made, events)
+    return [*beside, _prepare(made.lease, reflectors, inventory, ready, tell), *(_when_ready(ready, part) for part in leading)]
 
 
 def gauges(made: Core, events: Recorder, reconciler: Reconciler) -> Mapping[Metric, Callable[[], float]]:
@@ -209,11 +210,19 @@ def gauges(made: Core, events: Recorder, reconciler: Reconciler) -> Mapping[Metr
     }
 
 
-async def _prepare(lease: Leadership, reflectors: Reflectors, inventory: NodePools, ready: asyncio.Event) -> None:
+def _tell_of_takeover(made: Core, events: Recorder) -> None:
+    if made.settings.lease_namespace is not None:
+        events.record_leader(made.settings.lease_namespace, made.lease.epoch, made.lease.cause, _utc())
+
+
+async def _prepare(
+    lease: Leadership, reflectors: Reflectors, inventory: NodePools, ready: asyncio.Event, tell: Callable[[], None] = lambda: None
+) -> None:
     """What a leader does before all other work. It lists every kind again, since a standby's caches may be late."""
     await lease.acquired.wait()
     await reflectors.list_all()
     await inventory.load()
+    tell()
     ready.set()
     await asyncio.Event().wait()  # a part that ends would end the process
 

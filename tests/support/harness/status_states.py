@@ -29,7 +29,18 @@ from support.harness.inventories import pod as holder
 from support.harness.placing import MIXED
 from support.harness.placing import harness as inspected_harness
 from support.judges.kstatus import Verdict
-from support.kube.fake_api import Body, copied, crashed, fetching, mount_failure, running, service_body, unmounted, waiting
+from support.kube.fake_api import (
+    Body,
+    copied,
+    crashed,
+    fetching,
+    mount_failure,
+    restarted,
+    running,
+    service_body,
+    unmounted,
+    waiting,
+)
 
 HUB = {"uri": "hf://acme/tiny"}
 NO_SECRET = 'MountVolume.SetUp failed for volume "credential-0" : secret "hf-token" not found'
@@ -303,6 +314,7 @@ STATES: dict[str, State] = {
     "a container's fault": State(pods(waiting("CreateContainerConfigError", "no key")), "Container", "InProgress"),
     "a Secret that does not exist": State(no_secret, "FailedMount", "InProgress"),
     "loading": State(pods(running()), "LoadingModel", "InProgress"),
+    "ended once": State(pods(restarted(code=1, message="boom")), "Restarting", "InProgress"),
     "crashing": State(pods(crashed(code=1, message="boom")), "CrashLooping", "InProgress"),
     "killed for memory": State(pods(crashed(code=137, message="", reason="OOMKilled")), "CrashLooping", "InProgress"),
     "a model refused": State(pods(crashed()), "ModelRejected", "Failed"),

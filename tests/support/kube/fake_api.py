@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import itertools
 import marshal
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+import operator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ from pagoda_contracts.names import (
 )
 from pagoda_operator.api.errors import Conflict, OperatorError
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Listed, Resource
+from pagoda_operator.decide.render.overlay import by_others, merge
+from support.kube import managed_fields
 
 Body = dict[str, Any]
 ENDED = ("Failed", "Succeeded")
@@ -148,6 +152,21 @@ class FakeApi:
         self.wrote(resource, "patch", copied(live))
         return copied(live)
 
+    async def patch(self, resource: Resource, meta: Json, patch: Sequence[Json], _manager: str) -> None:
+        with_end = self._write("patch", resource, meta["name"])
+        next(with_end)
+        live = self._at_version(self.objects.get(self._key(resource, meta)), meta)
+        before = copied(live.get("spec"))
+        for change in patch:
+            _, *path, last = change["path"].split("/")
+            functools.reduce(operator.getitem, path, live)[last] = copied(change["value"])
+        if resource == DEPLOYMENTS:
+            _default(live)
+        live["metadata"]["generation"] += before != live.get("spec")
+        self._touch(live)
+        next(with_end, None)
+        self.wrote(resource, "patch", copied(live))
+
     async def delete(self, resource: Resource, meta: Json) -> None:
         with_end = self._write("delete", resource, meta["name"])
         next(with_end)
@@ -190,11 +209,13 @@ class FakeApi:
         self.objects[self._key(resource, stored["metadata"])] = stored
         return stored
 
-    def edit(self, resource: Resource, namespace: str, name: str, change: Callable[[Body], None]) -> None:
-        """A person's change of an object's spec."""
+    def edit(self, resource: Resource, namespace: str, name: str, change: Callable[[Body], None], manager: str = "") -> None:
+        """A person's change of an object's spec; with a `manager`, it is noted whose it is."""
         live = self.objects[(resource.kind, namespace, name)]
         before = copied(live.get("spec"))
         change(live)
+        if manager:
+            live["metadata"].setdefault("managedFields", []).append(managed_fields.entry(manager, before, live["spec"]))
         live["metadata"]["generation"] += before != live.get("spec")
         self._touch(live)
 
@@ -256,6 +277,8 @@ class FakeApi:
         """Server-side apply: what its manager applied before and does not repeat goes; what others set stays."""
         before = copied(live)
         live |= copied({part: value for part, value in manifest.items() if part != "metadata"})
+        if by_others(live["metadata"]):
+            live["spec"] = merge(before["spec"], live["spec"])
         for field, gone in self._owns(live, manifest, manager).items():
             kept = {name: value for name, value in live["metadata"].get(field, {}).items() if name not in gone}
             live["metadata"][field] = {**kept, **manifest["metadata"].get(field, {})}
@@ -385,6 +408,12 @@ def crashed(code: int = EXIT_PERMANENT, message: str = "config.json: unknown arc
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
     container = {"name": CONTAINER_DAEMON, "state": back_off, "lastState": ended, "restartCount": 1}
     return {"phase": "Running", "conditions": scheduled(False), "containerStatuses": [container]}
+
+
+def restarted(**ended: Any) -> Body:
+    """A pod's status after the daemon ended once and was started again."""
+    container = crashed(**ended)["containerStatuses"][0] | {"state": {"running": {}}}
+    return running() | {"containerStatuses": [container]}
 
 
 def passed() -> Body:

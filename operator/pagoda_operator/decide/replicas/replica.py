@@ -62,7 +62,9 @@ def trouble(observed: Observed, pod: Pod) -> Stage | None:
     """What went wrong with a start, which may pass; None if nothing did."""
     if pod.exit_code is not None and not (pod.running and pod.restarts == 0):
         why = clean(pod.exit_message) or pod.exit_reason or "no reason given"
-        return Stage(0, reasons.CRASH_LOOPING, f"{pod.name} ended with exit code {pod.exit_code}: {why}")
+        # A restart begins at once, and the kubelet's delays after the second end.
+        reason = reasons.CRASH_LOOPING if pod.restarts + (not pod.running) > 1 else reasons.RESTARTING
+        return Stage(0, reason, f"{pod.name} ended with exit code {pod.exit_code}: {why}")
     if pod.unscheduled:
         return Stage(1, reasons.SCHEDULING, f"{pod.name}: {pod.unscheduled}")
     if pod.waiting in _IMAGE_REASONS:

@@ -54,7 +54,7 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         adapter_names=observed.adapter_names or None,
         selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
-        ready_expected_at=expected(pods, observed.wanted, observed.starts),
+        ready_expected_at=expected(pods, observed.wanted, observed.starts, observed.now),
         scaling=_scaling(observed, now),
         placement=plan.placement.status if plan.placement else None,
         rollout=plan.rollout.record if plan.rollout else observed.status.rollout,
@@ -100,9 +100,12 @@ def _degraded(observed: Observed, health: Health, conditions: Conditions) -> tup
         return (conditions.one(DEGRADED, "True", reason.name, _message(health)[:_MAX_MESSAGE]),)
     if before is None:
         return ()
+    if before.status == "False":
+        return (conditions.one(DEGRADED, "False", WELL.name, before.message),)
     if _still(observed, before):
         return (conditions.one(DEGRADED, "True", before.reason, before.message),)
-    return (conditions.one(DEGRADED, "False", WELL.name, ""),)
+    last = f"The last fault was {before.reason}, from {before.last_transition_time} on: {before.message}"
+    return (conditions.one(DEGRADED, "False", WELL.name, last[:_MAX_MESSAGE]),)
 
 
 def _still(observed: Observed, last: Condition) -> bool:
@@ -161,11 +164,13 @@ def _revisions(pods: list[Pod], weights: Mapping[str, int]) -> tuple[RevisionSta
     )
 
 
-def expected(pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence[float]] = MappingProxyType({})) -> str | None:
+def expected(
+    pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence[float]] = MappingProxyType({}), now: float = 0.0
+) -> str | None:
     """When the last of the starting replicas should serve, by how long others on the same accelerator took, or else by `remembered` starts
-    in seconds. None if no replica is starting, or if nothing is known of such a start.
+    in seconds. None if no replica is starting, if nothing is known of such a start, or if the time has passed.
 
-    A countdown would be a write each second. The time does not move after it has passed: a start that takes longer should be seen.
+    A countdown would be a write each second.
     """
     under_way = [pod for pod in pods if not pod.ready and pod.exit_code is None and pod.created]
     if not under_way or sum(pod.ready for pod in pods) >= wanted:
@@ -173,7 +178,7 @@ def expected(pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence
     moments = [pod.created + took for pod in under_way if (took := _start_took(pods, pod, remembered)) is not None]
     if len(moments) < len(under_way):
         return None
-    return stamp(max(moments))
+    return stamp(max(moments)) if max(moments) > now else None
 
 
 def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequence[float]]) -> float | None:

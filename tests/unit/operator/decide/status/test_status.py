@@ -10,7 +10,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
 from support.harness.harness import Harness
 from support.harness.status_states import NO_SECRET, STATES, no_secret
 from support.judges.kstatus import kstatus
-from support.kube.fake_api import crashed, mount_failure, running, scheduled, unmounted, waiting
+from support.kube.fake_api import crashed, mount_failure, restarted, running, scheduled, unmounted, waiting
 
 UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found'}]}
 
@@ -37,6 +37,7 @@ def states(harness):
         ([waiting("ErrImagePull", "no such image")], "ImagePull", "no such image", "InProgress"),
         ([waiting("CreateContainerConfigError", "no key")], "Container", "CreateContainerConfigError: no key", "InProgress"),
         ([running()], "LoadingModel", "loads the model", "InProgress"),
+        ([restarted(code=1, message="boom")], "Restarting", "exit code 1: boom", "InProgress"),
         ([crashed(code=1, message="boom")], "CrashLooping", "exit code 1: boom", "InProgress"),
         ([crashed(code=137, message="", reason="OOMKilled")], "CrashLooping", "exit code 137: OOMKilled", "InProgress"),
         ([crashed(message="bad\n tensor\x1b[31m ")], "ModelRejected", "bad tensor [31m", "Failed"),
