@@ -1,20 +1,30 @@
-"""`pagoda validate FILE…`: the API server's verdict without a cluster, with file, line and path."""
+"""`pagoda validate FILE…`: the API server's verdict without a cluster, with file, line and path; and what the operator would refuse, or
+not act on, of an object that the API server takes."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 import typer
-from pagoda_contracts.crds.validation import Problem, is_ours, judge
+from pagoda_contracts.crds.validation import Problem, is_ours, judge, parsed
+from pagoda_contracts.resources.effect import Note, not_built, notes
+from pagoda_contracts.resources.placement import Accelerator
+from pagoda_contracts.resources.service import InferenceService, InferenceServiceSpec
+from pagoda_contracts.units import parse_quantity
+from pagoda_sizing.families import parse_model
+from pagoda_sizing.platforms import matches, products, slices
+from pagoda_sizing.replica import Requirement, config_of, on_cpu, on_device
+from pagoda_sizing.served import unserved
 
 from pagoda_cli.documents import Document, documents, read
 from pagoda_cli.errors import CliError
 
 
 class Finding(NamedTuple):
-    """One refusal in a file."""
+    """One refusal, or one note, in a file."""
 
     file: str
     line: int
@@ -28,28 +38,87 @@ def command(
     more: Annotated[list[str] | None, typer.Option("--filename", "-f", help="The same, as kubectl takes it; may repeat.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Check objects as the API server would, and refuse unknown fields. The exit code is 2 if an object is refused."""
+    """Check objects as the API server would, and refuse unknown fields. The exit code is 2 if an object is refused. Notes name what the
+    operator refuses or does not act on; they change no exit code."""
     files = [*(named_files or ()), *(more or ())]
     if not files:
         raise CliError("give at least one FILE")
     judged = [one for file in files for one in _judged(file)]
-    findings = [finding for _, found in judged for finding in found]
+    findings, noted = [one for _, found, _ in judged for one in found], [one for _, _, found in judged for one in found]
     if not judged:
         raise CliError(f"no Pagoda object in {', '.join(files)}")
     if as_json:
-        print(json.dumps({"objects": len(judged), "refused": [finding._asdict() for finding in findings]}, indent=2))
+        shown = {"refused": [one._asdict() for one in findings], "notes": [one._asdict() for one in noted]}
+        print(json.dumps({"objects": len(judged), **shown}, indent=2))
     else:
-        for finding in findings:
-            print(f"{finding.file}:{finding.line}: {finding.object}: {finding.path}{': ' if finding.path else ''}{finding.message}")
-        for name in (name for name, found in judged if not found):
+        for one in findings:
+            print(_line(one))
+        for name in (name for name, found, _ in judged if not found):
             print(f"{name}: valid")
+        for one in noted:
+            print(f"note: {_line(one)}")
     if findings:
-        raise CliError(f"{sum(bool(found) for _, found in judged)} of {len(judged)} objects refused")
+        raise CliError(f"{sum(bool(found) for _, found, _ in judged)} of {len(judged)} objects refused")
 
 
-def _judged(file: str) -> list[tuple[str, list[Finding]]]:
+def _line(one: Finding) -> str:
+    return f"{one.file}:{one.line}: {one.object}: {one.path}{': ' if one.path else ''}{one.message}"
+
+
+def _judged(file: str) -> Iterator[tuple[str, list[Finding], list[Finding]]]:
+    """Each object with its refusals, and with notes if it has none."""
     text = read(file, sys.stdin.read() if file == "-" else None)
-    return [(named(one), findings(file, one)) for one in documents(file, text) if is_ours(one.value)]
+    for one in documents(file, text):
+        if is_ours(one.value):
+            found = findings(file, one)
+            yield named(one), found, [] if found else sorted(_notes(file, one), key=lambda note: note.line)
+
+
+def _notes(file: str, document: Document) -> Iterator[Finding]:
+    """What becomes of an object that the API server takes."""
+    service = parsed(document.value)
+    if not isinstance(service, InferenceService):
+        return
+    for note in (*notes(service.spec), *_verdicts(service.spec)):
+        at = Problem(("spec", *note.path), note.message)
+        yield Finding(file, document.line(at.path), named(document), at.where, at.message)
+
+
+def _verdicts(spec: InferenceServiceSpec) -> Iterator[Note]:
+    """Placement's word on a published model and the devices that the catalogue knows by the name that an entry has."""
+    config = config_of(spec.model.uri)
+    if config is None:
+        return
+    if why := unserved(config):
+        yield Note(("model", "uri"), f"refused: no daemon serves this model: {why}")
+        return
+    required = Requirement.of(parse_model(config), spec)
+    for index, entry in enumerate(spec.accelerators):
+        if not_built(spec.engine, entry) is None and (message := _verdict(required, entry)):
+            yield Note(("accelerators", index), message)
+
+
+def _verdict(required: Requirement, entry: Accelerator) -> str:
+    """Why an entry never fits; or how many requests it holds, if these are fewer than `maxConcurrency`."""
+    if entry.cpu is not None:
+        judged = [on_cpu(required, int(parse_quantity(entry.cpu.memory)))]
+    else:
+        judged = [on_device(required, memory) for memory in sorted(_memories(entry))]
+    if judged and all(one.why for one in judged):
+        return f"refused: {judged[-1].why}"
+    held = min((one.requests for one in judged if one.requests is not None), default=None)
+    if held is None or held >= required.engine.max_concurrency:
+        return ""
+    return f"holds {held} of maxConcurrency {required.engine.max_concurrency} requests at {required.context:,} tokens"
+
+
+def _memories(entry: Accelerator) -> Iterator[int]:
+    """Bytes of the devices that an entry names; none if it names none."""
+    if entry.gpu is not None and entry.gpu.product is not None:
+        yield from (memory for product, memory in products().items() if matches(entry.gpu.product, product))
+    elif entry.mig is not None and entry.mig.profile is not None:
+        size = ".".join(entry.mig.profile.replace("+", ".").split(".")[:2])
+        yield from (memory for profile, memory in slices().items() if profile == size)
 
 
 def findings(file: str, document: Document) -> list[Finding]:

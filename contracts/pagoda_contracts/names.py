@@ -41,6 +41,8 @@ ANNOTATION_DRAIN_DEADLINE: Final = f"{GROUP}/drain-deadline-ms"
 ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
 # Of a Deployment that has one replica more than the service asks for, the successor of an unhealthy one: how many that makes.
 ANNOTATION_WITH_SUCCESSOR: Final = f"{GROUP}/with-successor"
+# Of a Deployment whose daemons refused the model for good before any of them served: why. It keeps no replica, and so no device.
+ANNOTATION_REJECTED: Final = f"{GROUP}/rejected"
 # Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_DELETION_COST: Final = -(2**31)

@@ -1,6 +1,7 @@
 """Does it fit: weights plus KV cache plus a reserve against memory; how many requests; which MIG profile; which tensor parallelism.
 
-Called by the operator's placement and by `plan`. One inequality decides everything: weights + reserve + n x KV <= memory.
+Called by `replica` for placement, and by `plan`. One inequality decides everything: weights + reserve + n x KV <= memory. It is the
+daemon's own (`runner/kv_size.py`), as far as a shape tells its terms.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 
 from pagoda_sizing.devices import Device, profiles_of
 from pagoda_sizing.errors import Impossible, positive
+from pagoda_sizing.host import DEVICE_CONTEXT, Launch, cache_in, step_bytes, with_cache
 from pagoda_sizing.model import Model
 from pagoda_sizing.quant import weight_format
 
@@ -27,8 +29,17 @@ class Demand:
     concurrency: int = 1
     quantisation: str = "bf16"
     kv_dtype: str = "bf16"
-    reserve_bytes: int | None = None
-    """Per device, for CUDA context, graphs and activations; None means `default_reserve`."""
+    ceiling: int | None = None
+    """Most requests at the same time; a step is made for so many. None: `concurrency`."""
+    item_bytes: int = 2
+    """Of weights that are not quantised, and of the cache in kv_dtype bf16."""
+    cache_bytes: int | None = None
+    """A size that was given for the whole cache."""
+
+    @property
+    def launch(self) -> Launch:
+        """What the daemon is started with."""
+        return Launch(self.quantisation, self.item_bytes, self.context, self.cache_bytes, max(self.concurrency, self.ceiling or 0))
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,12 @@ class Fit:
     memory_bytes: int
     weight_bytes: int
     reserve_bytes: int
+    """What is neither weights nor KV cache."""
     kv_bytes_per_request: int
     max_concurrency: int
     concurrency: int
+    needed_bytes: int
+    """The least memory in which the demand fits."""
 
     @property
     def fits(self) -> bool:
@@ -60,11 +74,6 @@ class Fit:
         return f"KV cache for {self.concurrency} needs {wanted}, {_gb(free)} is free: at most {self.max_concurrency}"
 
 
-def default_reserve(memory_bytes: int) -> int:
-    """3 GB of 80 GB, at least 1 GB: context and graphs do not shrink with the device."""
-    return max(10**9, memory_bytes * 3 // 80)
-
-
 def max_concurrency(memory_bytes: int, weight_bytes: int, reserve_bytes: int, kv_bytes_per_request: int) -> int:
     """Requests that fit beside the weights; 0 where not even the weights do."""
     positive("KV bytes per request", kv_bytes_per_request)
@@ -75,18 +84,21 @@ def fit(model: Model, device: Device, demand: Demand, degree: int = 1) -> Fit:
     """The terms on one device, or on each of `degree` equal ones."""
     check(model, demand)
     check_degree(model, device, degree)
-    weights = -(-model.weight_bytes(demand.quantisation) // degree)
-    reserve = default_reserve(device.memory_bytes) if demand.reserve_bytes is None else demand.reserve_bytes
-    per_request = kv_bytes_per_rank(model, demand, degree)
+    wide = demand.item_bytes // 2
+    weights = -(-model.weight_bytes(demand.quantisation) * (wide if demand.quantisation == "bf16" else 1) // degree)
+    fixed = weights + DEVICE_CONTEXT + step_bytes(model, demand.launch)
+    free, per_request = device.memory_bytes - fixed, kv_bytes_per_rank(model, demand, degree) * wide
+    cache = cache_in(free, demand.cache_bytes)
     return Fit(
         device=device.name,
         degree=degree,
         memory_bytes=device.memory_bytes,
         weight_bytes=weights,
-        reserve_bytes=reserve,
+        reserve_bytes=device.memory_bytes - weights - cache if free >= 0 else fixed - weights,
         kv_bytes_per_request=per_request,
-        max_concurrency=_requests(device.memory_bytes - weights - reserve, per_request, demand.concurrency),
+        max_concurrency=_requests(free, cache, per_request, demand.concurrency),
         concurrency=demand.concurrency,
+        needed_bytes=fixed + with_cache(demand.concurrency * per_request, demand.cache_bytes),
     )
 
 
@@ -146,15 +158,13 @@ def check(model: Model, demand: Demand) -> None:
     positive("concurrency", demand.concurrency)
     model.check_context(demand.context)
     weight_format(demand.quantisation)
-    if demand.reserve_bytes is not None and demand.reserve_bytes < 0:
-        raise Impossible(f"reserve must be 0 or more bytes, got {demand.reserve_bytes}")
 
 
-def _requests(free: int, per_request: int, wanted: int) -> int:
+def _requests(free: int, cache: int, per_request: int, wanted: int) -> int:
     """An encoder keeps nothing between steps: memory does not bound its concurrency."""
     if free < 0:
         return 0
-    return free // per_request if per_request else wanted
+    return cache // per_request if per_request else wanted
 
 
 def _gb(count: int) -> str:

@@ -1,4 +1,5 @@
-"""What a daemon takes of its host: the least memory in which it starts on CPU, and what it takes beside devices. Called by the operator.
+"""What a daemon takes of its host: the least memory in which it starts, what of it is no KV cache, and what it takes beside devices.
+Called by `fit` and `replica`.
 
 The daemon's own inequality (`runner/kv_size.py`), as far as a shape tells its terms: never more than what the daemon asks for, so
 that nothing is refused beforehand that would start. The width of an MLP is not known here, nor what its processes take.
@@ -15,8 +16,10 @@ from pagoda_sizing.quant import weight_format
 
 LEAST_CONTEXT: Final = 2048
 """The least context of a daemon for which none is set."""
-KV_SHARE: Final = 0.8
+KV_SHARE: Final = (4, 5)
 """Of what is left beside weights and a step, if the cache has no configured size."""
+DEVICE_CONTEXT: Final = 1 << 29
+"""What CUDA's context and libraries take of a device before the daemon asks for memory. Assumed, not measured."""
 _DEVICE_MILLICORES: Final = 1000
 _DEVICE_MEMORY: Final = 4 << 30
 _SLICE_MILLICORES: Final = 500
@@ -67,13 +70,23 @@ def beside_devices(devices: int, *, sliced: bool, fetched: int) -> Host:
     return Host(devices * millicores, devices * memory, _SCRATCH + fetched)
 
 
-def least_memory(model: Model, launch: Launch) -> int:
-    """Bytes: weights, a step, and the cache of one request or of the given size."""
+def least_memory(model: Model, launch: Launch, requests: int = 1) -> int:
+    """Bytes: weights, a step, and the cache of so many requests or of the given size."""
     positive("concurrency", launch.concurrency)
-    fixed = _weights(model, launch) + _step(model, launch)
-    if launch.cache_bytes is not None:
-        return fixed + launch.cache_bytes
-    return fixed + int(_request(model, launch) / KV_SHARE)
+    fixed = _weights(model, launch) + step_bytes(model, launch)
+    return fixed + with_cache(requests * request_bytes(model, launch), launch.cache_bytes)
+
+
+def with_cache(needed: int, given: int | None) -> int:
+    """Bytes beside weights and a step, so that a cache of the needed size is among them; a cache of a given size takes no more."""
+    share, whole = KV_SHARE
+    return -(-needed * whole // share) if given is None else given
+
+
+def cache_in(left: int, given: int | None) -> int:
+    """Bytes of the cache, if so many are left beside weights and a step; 0 if the given size is more."""
+    share, whole = KV_SHARE
+    return max(0, left) * share // whole if given is None else given if given <= left else 0
 
 
 def _weights(model: Model, launch: Launch) -> int:
@@ -86,7 +99,8 @@ def _weights(model: Model, launch: Launch) -> int:
     return (matrices + (counted.head or counted.embedding)) * weight_format(launch.quantisation).bits // 8 + read
 
 
-def _step(model: Model, launch: Launch) -> int:
+def step_bytes(model: Model, launch: Launch) -> int:
+    """What a step takes at most, whatever the cache holds."""
     attention, tokens, item = model.attention, launch.tokens, launch.item_bytes
     activations = 4 * tokens * (4 * model.hidden + 3 * (attention.heads + 2 * attention.kv_heads) * attention.query_dim)
     vocabulary, rows = model.parameters.embedding // model.hidden, min(launch.concurrency, tokens)
@@ -95,8 +109,8 @@ def _step(model: Model, launch: Launch) -> int:
     return _STEP_FLOOR + activations + logits + per_token * launch.context_of(model)
 
 
-def _request(model: Model, launch: Launch) -> int:
-    """The daemon's cache is one for all layers: it forgets only what lies outside every layer's window."""
+def request_bytes(model: Model, launch: Launch) -> int:
+    """The cache of one request. The daemon's is one for all layers: it forgets only what lies outside every layer's window."""
     context, windows = launch.context_of(model), [window for window in model.windows if window is not None]
     if not windows and model.kind in _WINDOW_WHERE_ABSENT:
         windows = [_WINDOW] * model.layers

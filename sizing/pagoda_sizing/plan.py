@@ -24,10 +24,15 @@ LARGEST_BATCH: Final = 256
 """Beyond it engines gain little (engine step floors flatten) and queueing decides."""
 
 
+_ROWS: Final = 64  # a service's maxConcurrency if it is not set
+
+
 class Verdict(StrEnum):
-    """`no` names a bound of memory, `slow` one of time, `unsupported` a format that the device does not run."""
+    """`no` names a bound of memory, `slow` one of time, `unsupported` a format that the device does not run; `later` would fit on several
+    devices, over which no daemon spreads a model yet."""
 
     FITS = "fits"
+    LATER = "later"
     NO = "no"
     SLOW = "slow"
     UNSUPPORTED = "unsupported"
@@ -49,7 +54,7 @@ class Ask:
 
     @property
     def demand(self) -> Demand:
-        return Demand(self.context, self.concurrency or 1, self.quantisation, self.kv_dtype)
+        return Demand(self.context, self.concurrency or 1, self.quantisation, self.kv_dtype, self.concurrency or _ROWS)
 
 
 class Row(BaseModel):
@@ -102,7 +107,15 @@ def _row(model: Model, device: Device, ask: Ask) -> Row:
         return _unanswered(fit(model, device, ask.demand), Verdict.NO, refusal)
     degrees = (ask.degree,) if ask.degree else tuple(value for value in DEGREES if splits(model, device, value))
     rows = [_at_degree(model, device, ask, degree) for degree in degrees]
-    return next((row for row in rows if row.verdict is Verdict.FITS), rows[-1])
+    return _built(next((row for row in rows if row.verdict is Verdict.FITS), rows[-1]))
+
+
+def _built(row: Row) -> Row:
+    """Placement refuses more than one device for a replica."""
+    if row.tensor_parallel == 1 or row.verdict is not Verdict.FITS:
+        return row
+    why = f"a replica computes on one device, because tensor parallelism is not built; it would fit on {row.tensor_parallel}"
+    return row.model_copy(update={"verdict": Verdict.LATER, "why": why})
 
 
 def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
@@ -201,10 +214,14 @@ def priced(devices: Iterable[Device], prices: dict[str, float]) -> tuple[Device,
 
 def _priced(device: Device, prices: dict[str, float]) -> Device:
     if device.name in prices:
-        return replace(device, price_per_hour=_checked(device.name, prices[device.name]))
+        return _yours(device, _checked(device.name, prices[device.name]))
     if device.whole in prices:
-        return replace(device, price_per_hour=_checked(device.whole, prices[device.whole]) * device.share)
+        return _yours(device, _checked(device.whole, prices[device.whole]) * device.share)
     return device
+
+
+def _yours(device: Device, price: float) -> Device:
+    return replace(device, price_per_hour=price, price_kind="yours", price_read="")
 
 
 def _checked(name: str, price: float) -> float:

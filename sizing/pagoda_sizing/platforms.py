@@ -106,6 +106,11 @@ def slices() -> Mapping[str, int]:
     return found
 
 
+def matches(word: str | None, label: str) -> bool:
+    """Whether a word is the product label or whole words of it: H100, A100-SXM4 and 80GB are words of NVIDIA-A100-SXM4-80GB, 100 is not."""
+    return word is None or f"-{word.lower()}-" in f"-{label.lower()}-"
+
+
 def identify(labels: Mapping[str, str]) -> Known | None:
     """Returns the GPU that a node's provider names; None if no label or machine type is known."""
     for platform in platforms().platforms:

@@ -165,7 +165,8 @@ MODEL_REJECTED: Final = Reason(
     "ModelRejected",
     STALLED,
     "The model cannot be fetched, read or run, and another try would end in the same way.",
-    "Correct spec.model or the credential that it names. The message says what is wrong.",
+    "Correct spec.model, its credential or spec.engine. The message says what is wrong. If it says that devices are given back, no replica "
+    "runs until the spec changes or you delete the Deployment that it names.",
     person_only=True,
 )
 NAME_CONFLICT: Final = Reason(

@@ -50,7 +50,16 @@ def judge(document: Mapping[str, Any]) -> tuple[Problem, ...]:
         return (Problem(("kind",), f"must be one of {', '.join(sorted(_MODELS))}, got {_shown(document.get('kind'))}"),)
     metadata: Any = document.get("metadata")
     named = tuple(_name(metadata))
-    return named or _fields(model, {**document, "metadata": {**metadata, "name": _whole_name(metadata)}})
+    return named or _fields(model, _named(document))
+
+
+def parsed(document: Mapping[str, Any]) -> BaseModel:
+    """Returns the object, which `judge` has nothing against, as its model."""
+    return _parse(_MODELS[str(document["kind"])], _named(document))
+
+
+def _named(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**document, "metadata": {**document["metadata"], "name": _whole_name(document["metadata"])}}
 
 
 def judge_update(new: Mapping[str, Any], old: Mapping[str, Any]) -> tuple[Problem, ...]:

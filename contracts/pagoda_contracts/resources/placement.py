@@ -32,7 +32,7 @@ class GpuAccelerator(Model):
         default=None,
         description="GPU product: the value of the label nvidia.com/gpu.product or a word of it, such as H100. If absent, any product.",
     )
-    count: int = Field(default=1, ge=1, le=16, description="GPUs per replica. The daemon uses one of them; more is not acted on yet.")
+    count: int = Field(default=1, ge=1, le=16, description="GPUs per replica. More than 1 is rejected until tensor parallelism is built.")
 
 
 class MigAccelerator(Model):
@@ -61,7 +61,9 @@ class DraAccelerator(Model):
     selectors: Annotated[tuple[Selector, ...], Field(max_length=8)] = Field(
         default=(), description="CEL expressions over `device`; all must hold."
     )
-    count: int = Field(default=1, ge=1, le=16, description="Devices per replica. The daemon uses one of them; more is not acted on yet.")
+    count: int = Field(
+        default=1, ge=1, le=16, description="Devices per replica. More than 1 is rejected until tensor parallelism is built."
+    )
 
 
 class Accelerator(Model):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StringConstraints
 
 from pagoda_contracts.names import API_VERSION, DEFAULT_PROFILE, MAX_SERVICE_NAME
+from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_contracts.resources.meta import (
     MAP_BY_NAME,
     ApiVersion,
@@ -28,11 +29,11 @@ from pagoda_contracts.resources.placement import Accelerator, ResourcesSpec
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.status import InferenceServiceStatus, PlacementStatus, RejectedAccelerator, RevisionStatus
 from pagoda_contracts.resources.traffic import DrainSpec, HealthSpec, RolloutSpec, RoutingSpec, SloSpec
-from pagoda_contracts.units import Quantity
 
 __all__ = [
     "INFERENCE_SERVICE",
     "Accelerator",
+    "EngineSpec",
     "InferenceService",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
@@ -103,57 +104,6 @@ class Credential(Model):
 
     name: DnsName = Field(description="The name by which model and adapters refer to it.")
     secret_ref: SecretRef = Field(description="The Secret, mounted by the kubelet; the operator never reads it.")
-
-
-class KvCacheSpec(Model):
-    """The paged KV cache of a replica."""
-
-    size: Quantity | None = Field(
-        default=None, description="Bytes for KV blocks, such as 512Mi. If absent, the daemon computes it from the free memory."
-    )
-    block_size: Literal[16, 32, 64] = Field(default=16, description="Tokens per KV block.")
-    memory_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None,
-        description="Share of the device's memory that weights and KV may take, above 0 up to 1. "
-        "Not acted on yet by the daemon; placement uses it.",
-    )
-    dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
-        default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
-    )
-    prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared.")
-    cpu_offload: Quantity | None = Field(default=None, description="Host memory for evicted blocks, such as 8Gi. Not acted on yet.")
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "!has(self.size) || !has(self.memoryFraction)",
-            "kvCache: set at most one of size and memoryFraction",
-            lambda k: k.size is None or k.memory_fraction is None,
-            "memoryFraction",
-        ),
-        Rule(
-            "!has(self.memoryFraction) || self.memoryFraction > 0.0",
-            "kvCache.memoryFraction must be above 0 and at most 1",
-            lambda k: k.memory_fraction is None or k.memory_fraction > 0,
-            "memoryFraction",
-        ),
-    )
-
-
-class EngineSpec(Model):
-    """Limits and numerics of a replica's engine."""
-
-    max_model_len: Annotated[int, Field(ge=16, le=1_048_576)] | None = Field(
-        default=None, description="Longest prompt plus answer, in tokens; the model's own limit if absent."
-    )
-    max_concurrency: int = Field(default=64, ge=1, le=1024, description="Requests that decode at the same time in one replica.")
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="Weights and activations; auto is bfloat16.")
-    kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
-    quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
-        default="none", description="Type of the weights' matrices. int8 is built for CPU; the daemon refuses the others."
-    )
-    deterministic: bool = Field(
-        default=False, description="The same request gets the same answer, whatever other requests are in the batch."
-    )
 
 
 class LabelSelector(Model):

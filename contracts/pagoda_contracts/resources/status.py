@@ -36,6 +36,11 @@ class PlacementStatus(Model):
     device: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         default=None, description="The resource that was chosen, such as mig-1g.10gb; absent on CPU."
     )
+    concurrency: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Requests of full length that a replica's KV cache holds at the same time, computed and at most engine.maxConcurrency; "
+        "absent on CPU.",
+    )
     rejected: Annotated[tuple[RejectedAccelerator, ...], Field(max_length=32)] = Field(
         default=(), description="Accelerators that were not chosen, with the reasons at the time of the decision."
     )

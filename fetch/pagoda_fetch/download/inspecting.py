@@ -27,6 +27,8 @@ _UNREAD: Final = frozenset(
         *("rope_parameters", "modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "prefix", "bad_words_ids"),
     )
 )
+# What counts only by being there: code that comes with a model is never run.
+_MARKED: Final = frozenset(("auto_map",))
 _SCALARS: Final = (str, int, float, bool)
 
 
@@ -77,7 +79,8 @@ def line(value: Any) -> str:
 
 def compact(config: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     """The config without what is long and not read."""
-    return {key: short for key, value in config.items() if key not in _UNREAD and (short := _short(value, depth)) is not None}
+    marked = {key: True for key in _MARKED if not depth and config.get(key) is not None}
+    return marked | {key: short for key, value in config.items() if key not in _UNREAD and (short := _short(value, depth)) is not None}
 
 
 def _short(value: Any, depth: int) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from pagoda_contracts.names import API_VERSION, LABEL_SERVICE_UID
+from pagoda_contracts.names import ANNOTATION_REJECTED, API_VERSION, LABEL_SERVICE_UID
 from pagoda_contracts.resources.adapter import LORA_ADAPTER
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import NODE_DEADLINE, SERVING_PROFILE, ServingProfileSpec
@@ -153,6 +153,11 @@ class Child:
     def ordered(self) -> int:
         """Replicas that a Deployment should have, without the successor of an unhealthy one."""
         return self.replicas - self.extra
+
+    @property
+    def rejected(self) -> str:
+        """Why a Deployment has given its devices back; empty if it has not."""
+        return str(self.meta.get("annotations", {}).get(ANNOTATION_REJECTED, ""))
 
     def count(self, name: str) -> int:
         """A number of a Deployment's status, 0 if the controller has not seen the newest spec."""

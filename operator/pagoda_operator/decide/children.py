@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.conditions.service import INVALID_PROFILE, PROFILE_NOT_FOUND, REVISION_LOST
 from pagoda_contracts.names import ANNOTATION_RENDERED, CONTAINER_FETCH, DAEMON_CONFIG_KEY
+from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.profile import Egress
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
@@ -35,7 +36,7 @@ from pagoda_operator.api.state import (
 )
 from pagoda_operator.decide.render import children, devices, pod
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
-from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, model_of
+from pagoda_operator.decide.render.fetch import model_of
 from pagoda_operator.decide.render.inspection import inspect, map_name
 from pagoda_operator.decide.render.overlay import Edit, edits, lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write

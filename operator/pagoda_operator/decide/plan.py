@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR, OBJECT_EXISTS
+from pagoda_contracts.names import ANNOTATION_REJECTED
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
 
@@ -26,7 +27,7 @@ from pagoda_operator.decide.render import inspection
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, identify
 from pagoda_operator.decide.render.writes import Create, Write
 from pagoda_operator.decide.replicas.drain import DrainState
-from pagoda_operator.decide.replicas.replicas import current_state, old_states, steps
+from pagoda_operator.decide.replicas.replicas import current_state, old_states, rejection, steps
 from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
@@ -66,6 +67,8 @@ class Plan:
     drains: tuple[DrainState, ...] = ()
     health: Health = field(default_factory=Health)
     rollout: Rollout | None = None
+    # Why the daemons refused the model for good, so that their devices are given back.
+    rejected: str = ""
 
 
 def plan(observed: Observed) -> Plan:
@@ -159,12 +162,16 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         return Plan(problem=problem, current=current, retiring=retiring)
     attempt = trial.attempt(observed, owner, current, pinned.data)
     step = decide(replace(_rollout_state(observed, spec, current, where), trial=trial.result(observed, attempt)))
+    # Devices are given back if no other try can help. On CPU the kubelet tries again.
+    live = observed.find(DEPLOYMENTS, current.name)
+    rejected = rejection(observed, live) if live is not None and where.entry.cpu is None else ""
     # Quota may leave the new revision less than a rollout would give it.
-    targets = {**step.targets, current.name: min(step.targets[current.name], observed.room)}
+    targets = {**step.targets, current.name: 0 if rejected else min(step.targets[current.name], observed.room)}
     succeeded, health = succession(observed, health, targets)
     toward = steps(observed, targets, succeeded, health.order)
+    toward = replace(toward, notes={**toward.notes, current.name: {ANNOTATION_REJECTED: rejected}}) if rejected else toward
     manifests = wanted(observed, owner, current, where, pinned, toward)
-    if step.record is not None and not toward.replicas[current.name] and observed.find(DEPLOYMENTS, current.name) is None:
+    if step.record is not None and not toward.replicas[current.name] and live is None:
         # The Deployment controller calls one without replicas complete, and `RevisionState.proven` is read from that.
         manifests = [(resource, manifest) for resource, manifest in manifests if resource != DEPLOYMENTS]
     kept = step.kept | {name for name, replicas in targets.items() if replicas}
@@ -176,7 +183,7 @@ def _plan(observed: Observed, spec: InferenceServiceSpec, where: Where, health: 
         *inspection.tidy(observed),
         *trial.steps(observed, attempt if step.tries else None),
     )
-    draft = Plan(writes, None, current, retiring, rollout=step, health=health)
+    draft = Plan(writes, None, current, retiring, rollout=step, health=health, rejected=rejected)
     return _without_conflicts(observed, replace(draft, orders=toward.orders, leaving=toward.leaving, drains=toward.drains))
 
 

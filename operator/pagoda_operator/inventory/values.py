@@ -88,11 +88,6 @@ def of_product(label: str) -> tuple[str, Profile | None]:
     return (product, parsed) if parsed else (label, None)
 
 
-def matches(word: str | None, label: str) -> bool:
-    """Whether a word is the product label or whole words of it: H100, A100-SXM4 and 80GB are words of NVIDIA-A100-SXM4-80GB, 100 is not."""
-    return word is None or f"-{word.lower()}-" in f"-{label.lower()}-"
-
-
 def alternatives(labels: Iterable[str]) -> list[list[dict[str, Any]]]:
     """Returns node selector expressions for labels of nodes, each list an alternative; several values of one label are one alternative."""
     alone: dict[str, list[str]] = defaultdict(list)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ from support.kube.client import eventually
 from support.kube.fake_api import running
 
 pytestmark = pytest.mark.cluster
+# Of products that no other test's nodes have, which would be remembered.
+SMALL, LARGE = (
+    WHOLE.model_copy(update={"gpu": WHOLE.gpu.model_copy(update={"product": product, "memory_mib": size})})
+    for product, size in (("Corp-X1", 1024), ("Corp-X1-Large", 81559))
+)
 
 
 @pytest.fixture
@@ -51,13 +57,12 @@ def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(se
 
 
 def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(service, operator):
-    with device_node(service.kube, MIXED, "h100-a"):
-        service.apply(accelerators=[gpu("H100", 4)], engine=ENGINE, model={"uri": "pvc://models"})
-        numbers = "NVIDIA-H100-80GB-HBM3: needs 4 devices on one node, but the largest node has 2"
-        # The node may come to the operator's eyes after the service.
-        eventually(lambda: numbers in service.reported(Stalled="NoAccelerator")["Stalled"]["message"], "why, with numbers")
-        with device_node(service.kube, WHOLE, "h100-b") as fake:
-            inspected(service)
+    with device_node(service.kube, SMALL, "small-a"):
+        service.apply(accelerators=[gpu("X1")], engine=ENGINE)
+        inspected(service)
+        reported = service.reported(Stalled="NoAccelerator")["Stalled"]["message"]
+        assert re.search(r"gpu\[0\]: Corp-X1: needs \d\.\d GiB for weights \+ 1 request at 4,096 tokens, has 1\.0 GiB", reported)
+        with device_node(service.kube, LARGE, "large-a") as fake:
             replicas(service, fake, 1)
             assert service.reported(Reconciling="PullingImage")
 

@@ -13,12 +13,12 @@ from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
 from pagoda_operator.decide.placement.question import Question
-from pagoda_operator.decide.render.inspection import Inspection
-from pagoda_operator.inventory.fit import from_catalogue
+from pagoda_operator.decide.render.inspection import Inspection, of_config
 from pagoda_operator.inventory.inventory import Inventory, parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
 from pagoda_operator.inventory.terms import Terms
+from pagoda_sizing.replica import config_of
 
 Body = dict[str, Any]
 LLAMA8, LLAMA70, TINY = "hf://meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-70B", "hf://meta-llama/Llama-3.2-1B-Instruct"
@@ -143,14 +143,15 @@ def inventory(*nodes: Body, pods: tuple[Body, ...] = (), slices: tuple[Body, ...
 
 
 def spec(*accelerators: Body, model: str = LLAMA8, requests: int = 8, context: int = 4096, **engine: Any) -> InferenceServiceSpec:
-    limits = {"maxModelLen": context, "maxConcurrency": requests}
+    limits = {"maxModelLen": context, "maxConcurrency": requests, "minConcurrency": requests}
     body = {"model": {"uri": model}, "accelerators": list(accelerators), "engine": limits | engine}
     return InferenceServiceSpec.model_validate(body)
 
 
 def question(there: Inventory, wanted: InferenceServiceSpec, **more: Any) -> Question:
     """A service `s` of uid `mine`, whose model is known where it is published."""
-    given = {"terms": Terms(service_uid="mine"), "model": Inspection(from_catalogue(wanted.model.uri)), "now": 1000.0}
+    config = config_of(wanted.model.uri)
+    given = {"terms": Terms(service_uid="mine"), "model": of_config(config) if config else Inspection(), "now": 1000.0}
     return Question("s", wanted, there, **(given | more))
 
 

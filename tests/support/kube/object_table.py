@@ -41,6 +41,7 @@ FULL: dict[str, Body] = {
         "engine": {
             "maxModelLen": 8192,
             "maxConcurrency": 32,
+            "minConcurrency": 8,
             "dtype": "bfloat16",
             "kvCache": {"size": "8Gi", "blockSize": 32, "dtype": "float8", "prefixCaching": False, "cpuOffload": "16Gi"},
             "quantization": "fp8",
@@ -248,6 +249,8 @@ _SERVICES = [
     bad(SERVICE, "spec.engine.maxModelLen", 1048577, _at_most(1048576)),
     bad(SERVICE, "spec.engine.maxConcurrency", 0, _at_least(1)),
     bad(SERVICE, "spec.engine.maxConcurrency", 1025, _at_most(1024)),
+    bad(SERVICE, "spec.engine.minConcurrency", 0, _at_least(1)),
+    bad(SERVICE, "spec.engine.minConcurrency", 1024, "minConcurrency must be at most maxConcurrency"),
     bad(SERVICE, "spec.engine.dtype", "float16", _KIND),
     bad(SERVICE, "spec.engine.quantization", "awq", _KIND),
     bad(SERVICE, "spec.engine.deterministic", "yes", "must be of type boolean"),

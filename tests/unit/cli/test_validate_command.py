@@ -53,6 +53,37 @@ def test_files_are_given_in_both_ways_at_once_and_at_least_one(ask, file):
     assert ask() == (2, "", "pagoda: give at least one FILE\n")
 
 
+QWEN, GPU = "hf://Qwen/Qwen2-7B-Instruct", "gpu: {product: L4}"
+ENTRY = "cpu:\n      cores: 250m\n      memory: 2Gi"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "says"),
+    [
+        ({ENTRY: "gpu: {count: 2}"}, 9, "spec.accelerators[0].gpu.count: refused: gpu.count must be 1, got 2: a replica computes on one"),
+        ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: int8}"}, 10, "spec.accelerators[0]: refused: engine.quantization int8"),
+        ({"pvc://models/tiny": "az://account/name"}, 7, "spec.model.uri: model.uri 'az://account/name' cannot be fetched"),
+        ({"pvc://models/tiny": "hf://openai-community/gpt2"}, 7, "spec.model.uri: refused: no daemon serves this model: model_type 'gpt2'"),
+        ({"pvc://models/tiny": QWEN}, 9, "spec.accelerators[0]: refused: needs "),
+        ({"pvc://models/tiny": QWEN, ENTRY: "mig: {profile: 1g.10gb}"}, 9, "spec.accelerators[0]: refused: needs "),
+        ({"pvc://models/tiny": QWEN, ENTRY: GPU, "spec:": "spec:\n  engine: {maxModelLen: 16384}"}, 10, "of maxConcurrency 64 requests at"),
+        ({"spec:": "spec:\n  scaling: {max: 3}"}, 6, "spec.scaling.max: of no effect in mode Manual"),
+        ({"spec:": "spec:\n  engine: {kvCache: {cpuOffload: 1Gi}}"}, 6, "spec.engine.kvCache.cpuOffload: not acted on yet"),
+    ],
+)
+def test_what_will_be_refused_or_change_nothing_is_noted_beforehand(ask, file, changes, line, says):
+    text = GOOD
+    for old, new in changes.items():
+        text = text.replace(old, new, 1)
+    name = file(text)
+    code, out, err = ask(name)
+    (valid, note) = out.splitlines()
+    assert (code, err, valid) == (0, "", "InferenceService/tiny: valid")
+    assert note.startswith(f"note: {name}:{line}: InferenceService/tiny: spec.")
+    assert says in note
+    assert len(json.loads(ask(name, "--json")[1])["notes"]) == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "path"),
     [

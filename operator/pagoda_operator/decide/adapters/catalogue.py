@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from pagoda_contracts.conditions import adapter as reasons
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.adapter import LoraAdapterSpec
+from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
 from pagoda_operator.api.adapters import Adapter, Entry, Namespace
@@ -109,7 +110,7 @@ def _crowded(adapter: Adapter, older: Collection[Adapter], most: int) -> str:
 def _source(adapter: Adapter, spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
     uri, credential = spec.source.uri, spec.source.credential
     claims = fetch.adapter_claims(service)
-    if uri.startswith(fetch.CLAIM_SCHEME) and fetch.claim(uri) not in claims:
+    if uri.startswith(CLAIM_SCHEME) and fetch.claim(uri) not in claims:
         known = ", ".join(claims) or "none"
         return (
             f"claim {fetch.claim(uri)!r} is not mounted into the replicas; name it in the service's spec.adapters.claims (mounted: {known})"

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from pagoda_contracts.names import RESOURCE_GPU
 from pagoda_contracts.resources.placement import Accelerator, GpuAccelerator
-from pagoda_sizing.platforms import Platform, label_of, products, seen, slices
+from pagoda_sizing.platforms import Platform, label_of, matches, products, seen, slices
 
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.inventory.inventory import DeviceClass, Inventory
 from pagoda_operator.inventory.terms import Hint
-from pagoda_operator.inventory.values import Profile, alternatives, matches, parse_profile
+from pagoda_operator.inventory.values import Profile, alternatives, parse_profile
 
 
 class Unseen(NamedTuple):
@@ -63,7 +63,7 @@ def _slice(profile: Profile, memory: int, platform: Platform | None) -> DeviceCl
     return DeviceClass(profile.resource, "", "", profile, memory, expected=True)
 
 
-def asked(resolved: Resolved, count: int) -> str:
+def asked(resolved: Resolved) -> str:
     """Returns what the pods ask for, for people."""
     terms = (" and ".join(f"{one['key']}={'|'.join(one['values'])}" for one in term) for term in alternatives(resolved.labels))
-    return f"the pods ask for {count} {resolved.resource}" + (f" on a node with {' or '.join(terms)}" if resolved.labels else "")
+    return f"the pods ask for 1 {resolved.resource}" + (f" on a node with {' or '.join(terms)}" if resolved.labels else "")

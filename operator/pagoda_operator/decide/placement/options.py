@@ -10,22 +10,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from pagoda_contracts.names import DEVICE_CLASS_MIG
 from pagoda_contracts.resources.placement import Accelerator, CpuAccelerator, DraAccelerator, GpuAccelerator, MigAccelerator
 from pagoda_contracts.units import parse_duration, parse_quantity
+from pagoda_sizing.platforms import matches
+from pagoda_sizing.replica import Judged, Requirement, gib, on_cpu, on_device
 
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.decide.placement.expected import Unseen, asked, expected
-from pagoda_operator.inventory.fit import Requirement, gib, why_not, why_not_on_cpu
+from pagoda_operator.decide.render.devices import ranks
 from pagoda_operator.inventory.inventory import DeviceClass, Inventory, Room, claimable, classes
 from pagoda_operator.inventory.offers import refusal
 from pagoda_operator.inventory.terms import Terms
-from pagoda_operator.inventory.values import matches, parse_profile
+from pagoda_operator.inventory.values import parse_profile
 
 _UNBOUNDED: Final = 1 << 20
 _REMEDY: Final = "say it in the ServingProfile's devices, or install GPU Feature Discovery"
-# A class of devices that an entry could mean, how many of them a replica needs, and why the entry refuses it.
-_Wish = tuple[DeviceClass, int, str]
+# A class of devices that an entry could mean, and why the entry refuses it.
+_Wish = tuple[DeviceClass, str]
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,15 @@ class Demand:
 
 @dataclass(frozen=True)
 class Option:
-    """One class of devices for an entry. `free` counts replicas; `why` is empty if there is room now."""
+    """One class of devices for an entry. `free` counts replicas; `why` is empty if there is room now. `requests`: of full length, that a
+    replica holds; None if that is unknown."""
 
     resolved: Resolved
     kind: DeviceClass | None
     ever: bool
     free: int
     why: str
+    requests: int | None = None
 
     @property
     def seen(self) -> bool:
@@ -79,26 +82,26 @@ def options(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
         wishes = _slices(entry.mig, demand.known)
     else:
         wishes = _claims(entry.dra, demand) if entry.dra is not None else iter(())
-    found = tuple(_option(kind, count, refused, entry, demand) for kind, count, refused in wishes)
+    found = tuple(_option(kind, refused, entry, demand) for kind, refused in wishes)
     return found or _to_come(entry, demand)
 
 
 def _to_come(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     """What a node pool without nodes may have: one option, for all that fits. It has no room yet."""
-    count = entry.gpu.count if entry.gpu else 1
-    judged = [(kind, _unfit(kind, count, demand.required) or demand.unknowable) for kind in expected(entry, demand.unseen)]
-    fit = [kind for kind, why in judged if not why]
+    judged = [(kind, _judged(kind, demand.required)) for kind in expected(entry, demand.unseen)]
+    reasons = [(kind, one.why or demand.unknowable) for kind, one in judged]
+    fit = [kind for kind, why in reasons if not why]
     if not fit:
-        return tuple(Option(_resolved(entry, kind, count), kind, ever=False, free=0, why=f"{kind.name}: {why}") for kind, why in judged)
+        return tuple(Option(_resolved(entry, kind), kind, ever=False, free=0, why=f"{kind.name}: {why}") for kind, why in reasons)
     labels = tuple(kind.label for kind in fit if kind.label)
-    device = " or ".join(dict.fromkeys(kind.name for kind in fit))
-    resolved = replace(_resolved(entry, fit[0], count), labels=labels, device=f"{count} x {device}" if count > 1 else device)
-    return (Option(resolved, fit[0], ever=True, free=0, why=f"{_none(entry, demand)}; {asked(resolved, count)}"),)
+    resolved = replace(_resolved(entry, fit[0]), labels=labels, device=" or ".join(dict.fromkeys(kind.name for kind in fit)))
+    requests = _least(one.requests for _, one in judged if not one.why)
+    return (Option(resolved, fit[0], ever=True, free=0, why=f"{_none(entry, demand)}; {asked(resolved)}", requests=requests),)
 
 
 def _on_cpu(cpu: CpuAccelerator, required: Requirement | None) -> Option:
     """The model against the entry's own memory. Nodes are not counted, because larger ones may be added for a pending pod."""
-    why = why_not_on_cpu(required, int(parse_quantity(cpu.memory))) if required else ""
+    why = on_cpu(required, int(parse_quantity(cpu.memory))).why if required else ""
     return Option(Resolved(), None, ever=not why, free=0 if why else _UNBOUNDED, why=why)
 
 
@@ -130,7 +133,7 @@ def _unknown(entry: Accelerator) -> str:
 def _gpus(gpu: GpuAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish]:
     for kind in known:
         if kind.profile is None and matches(gpu.product, kind.product):
-            yield kind, gpu.count, refusal(kind.resource)
+            yield kind, refusal(kind.resource)
 
 
 def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish]:
@@ -140,45 +143,46 @@ def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish
         if kind.profile is not None and wanted in (None, kind.profile):
             # People write the size that a vendor sells, as 40G or as 40Gi: 3g.40gb of an H100 measures 39.5 GiB.
             enough = least <= kind.profile.gb << 30
-            yield kind, 1, "" if enough else f"is sold with {kind.profile.gb} GB, but minMemory is {mig.min_memory}"
+            yield kind, "" if enough else f"is sold with {kind.profile.gb} GB, but minMemory is {mig.min_memory}"
 
 
 def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
     for kind in claimable(demand.inventory, demand.terms, dra.device_class_name, dra.selectors):
-        sliced = kind.profile is not None or dra.device_class_name == DEVICE_CLASS_MIG
-        refusal = f"asks for {dra.count} slices per replica, but tensor parallelism cannot span MIG slices"
-        yield kind, dra.count, refusal if sliced and dra.count > 1 else ""
+        yield kind, ""
 
 
-def _option(kind: DeviceClass, count: int, refusal: str, entry: Accelerator, demand: Demand) -> Option:
-    resolved = _resolved(entry, kind, count)
+def _option(kind: DeviceClass, refusal: str, entry: Accelerator, demand: Demand) -> Option:
+    resolved, judged = _resolved(entry, kind), _judged(kind, demand.required)
     useful = [room for room in kind.rooms if room.block is None or room.block.passing]
-    unfit = refusal or _unfit(kind, count, demand.required)
-    if why := unfit or _unreachable(kind.rooms, useful) or _too_few(useful, count) or demand.unknowable:
+    if why := refusal or judged.why or _unreachable(kind.rooms, useful) or demand.unknowable:
         return Option(resolved, kind, ever=False, free=0, why=f"{kind.name}: {why}")
-    free = sum(room.free // count for room in useful)
-    return Option(resolved, kind, ever=True, free=free, why="" if free else f"{kind.name}: {_occupied(useful, count)}")
+    free = sum(room.free // ranks(entry) for room in useful)  # a service of an older operator may run on several
+    why = "" if free else f"{kind.name}: {_occupied(useful)}"
+    return Option(resolved, kind, ever=True, free=free, why=why, requests=judged.requests)
 
 
-def _resolved(entry: Accelerator, kind: DeviceClass, count: int) -> Resolved:
-    many = f"{count} x " if count > 1 else ""
+def _resolved(entry: Accelerator, kind: DeviceClass) -> Resolved:
     memory = kind.memory
-    device = f"{many}{kind.name}" + (f", {gib(memory)}" if memory else "")
+    device = kind.name + (f", {gib(memory)}" if memory else "")
     profile = kind.profile.name if kind.profile else ""
     if entry.dra is not None:
         return Resolved(profile=profile, product=kind.product, device=device)
     return Resolved(resource=kind.resource, profile=profile, labels=(kind.label,) if kind.label else (), device=device)
 
 
-def _unfit(kind: DeviceClass, count: int, required: Requirement | None) -> str:
+def _judged(kind: DeviceClass, required: Requirement | None) -> Judged:
     if kind.shared:
-        return "shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory"
+        return Judged("shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory")
     memory = kind.memory
     if memory is None:
         named = f"no label says the memory of {kind.product}" if kind.product else "no label names the GPU"
         where = f" of {kind.rooms[0].node.name}" if kind.rooms else ""
-        return f"memory unknown, because {named}{where}; {_REMEDY}"
-    return why_not(required, memory, count) if required else ""
+        return Judged(f"memory unknown, because {named}{where}; {_REMEDY}")
+    return on_device(required, memory) if required else Judged()
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _unreachable(rooms: tuple[Room, ...], useful: list[Room]) -> str:
@@ -190,20 +194,13 @@ def _unreachable(rooms: tuple[Room, ...], useful: list[Room]) -> str:
     return f"{where}: {'; '.join(reasons)}"
 
 
-def _too_few(useful: list[Room], count: int) -> str:
-    most = max((room.total for room in useful), default=0)
-    return f"needs {count} devices on one node, but the largest node has {most}" if most < count else ""
-
-
-def _occupied(useful: list[Room], count: int) -> str:
+def _occupied(useful: list[Room]) -> str:
     """Without numbers that change by the second, because each change would be a status write."""
     passing = sorted({f"{room.node.name} is {room.block.why}" for room in useful if room.block})
     if passing and len(passing) == len(useful):
         return "; ".join(passing[:3])
     barred = f"; {'; '.join(passing[:3])}" if passing else ""
     total = sum(room.total for room in useful)
-    if count > 1:
-        return f"no node has {count} of the {total} devices free{barred}"
     return (f"all {total} devices are in use" if total > 1 else "the only device is in use") + barred
 
 
@@ -218,7 +215,8 @@ def merged(found: Iterable[Option]) -> tuple[Option, ...]:
             labels = tuple(sorted({*first.resolved.labels, *resolved.labels}))
             device = ", or ".join(dict.fromkeys([first.resolved.device, resolved.device]))
             both = replace(first.resolved, labels=labels, device=device)
-            kept[key] = replace(first, resolved=both, free=first.free + option.free, why=first.why and option.why)
+            why, requests = first.why and option.why, _least((first.requests, option.requests))
+            kept[key] = replace(first, resolved=both, free=first.free + option.free, why=why, requests=requests)
     return tuple(kept.values())
 
 

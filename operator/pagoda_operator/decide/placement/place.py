@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from pagoda_contracts.conditions.service import MODEL_REJECTED
+from pagoda_contracts.resources.effect import not_built
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
+from pagoda_sizing.replica import Requirement
 
-from pagoda_operator.api.placement import Placement, Resolved
+from pagoda_operator.api.placement import Placement, Resolved, Undecided
 from pagoda_operator.api.state import Observed
 from pagoda_operator.decide.placement.options import Candidate, Demand, Option, absent, merged, options
 from pagoda_operator.decide.placement.question import Current, Question, ask, pinned
 from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings, with_verdicts
 from pagoda_operator.decide.render.children import entry_digest, identify
-from pagoda_operator.inventory.fit import Requirement
 from pagoda_operator.inventory.values import digest, unix
 
 # If a node joined within this time, a person or a node autoscaler may add more. Most autoscaled pools shrink at night.
@@ -37,6 +39,9 @@ def place(question: Question) -> Placement:
     current = _current(question)
     if current is not None and (current.running or question.wanted == 0):
         return _stay(question, current, warned)
+    if question.model.unserved:
+        why = Undecided(MODEL_REJECTED, f"no daemon serves this model: {question.model.unserved}", stalled=True)
+        return Placement(None, PlacementStatus(warnings=warned), undecided=why)
     candidates = with_verdicts(question, _candidates(question, current), current)
     if current is not None and _has_room(candidates, current):
         placed = _stay(question, current, warned)
@@ -106,14 +111,15 @@ def placeable(observed: Observed) -> int | None:
 
 def _candidates(question: Question, current: Current | None) -> tuple[Candidate, ...]:
     """Up to the first entry on CPU that is waited for without end. The entry of `current` has a template that stays as it is."""
-    required = Requirement(question.model.shape, question.spec.engine) if question.model.shape else None
+    required = Requirement.of(question.model.shape, question.spec) if question.model.shape else None
     demand = Demand(question.inventory, question.terms, required, question.model.unknowable)
     kept = replace(demand, terms=pinned(question, current).terms)
     found: list[Candidate] = []
     for index, entry in enumerate(question.spec.accelerators):
         asked = kept if current is not None and current.position == index else demand
-        possible = options(entry, asked)
-        found.append(Candidate(index, entry, possible, "" if possible else absent(entry, asked)))
+        refused = not_built(question.spec.engine, entry)
+        possible = () if refused else options(entry, asked)
+        found.append(Candidate(index, entry, possible, refused.message if refused else "" if possible else absent(entry, asked)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:
             break
     return tuple(found)
@@ -141,8 +147,8 @@ def _stay(question: Question, current: Current, warned: tuple[str, ...]) -> Plac
     """The status keeps the reasons of the time of the decision: nodes change often, and each change would be a status write."""
     entry, resolved = question.spec.accelerators[current.position], current.resolved
     name = Candidate(current.position, entry, (), "").name
-    rejected = question.kept.rejected if question.kept and question.kept.chosen == name else ()
-    status = PlacementStatus(chosen=name, device=resolved.device[:MAX_DEVICE] or None, rejected=rejected, warnings=warned)
+    kept = question.kept if question.kept and question.kept.chosen == name else PlacementStatus()
+    status = kept.model_copy(update={"chosen": name, "device": resolved.device[:MAX_DEVICE] or None, "waiting": None, "warnings": warned})
     return Placement(entry, status, resolved)
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from pagoda_contracts.names import LABEL_GPU_PRODUCT, MIG_INVALID
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
+from pagoda_sizing.platforms import matches
 
 from pagoda_operator.decide.placement.options import Candidate, Option
 from pagoda_operator.decide.placement.question import Current, Question
@@ -24,7 +25,7 @@ from pagoda_operator.decide.render.children import entry_digest
 from pagoda_operator.inventory.fit import too_small
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, Node
-from pagoda_operator.inventory.values import matches, of_product, stamp
+from pagoda_operator.inventory.values import of_product, stamp
 
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000
@@ -40,7 +41,8 @@ _SHORTAGES: Final = ("Insufficient", "Too many pods", "no nodes available")
 def chosen_status(candidates: tuple[Candidate, ...], chosen: Candidate, option: Option, warned: tuple[str, ...]) -> PlacementStatus:
     """The status of a service that has an entry to run on, or to wait for."""
     device = option.resolved.device[:MAX_DEVICE] or None
-    return PlacementStatus(chosen=chosen.name, device=device, rejected=rejections(candidates, (chosen.position, option)), warnings=warned)
+    rejected = rejections(candidates, (chosen.position, option))
+    return PlacementStatus(chosen=chosen.name, device=device, concurrency=option.requests, rejected=rejected, warnings=warned)
 
 
 def rejections(candidates: tuple[Candidate, ...], taken: tuple[int, Option] | None) -> tuple[RejectedAccelerator, ...]:

@@ -33,6 +33,7 @@ from pagoda_contracts.names import (
     PORT_DAEMON_GRPC,
     PORT_DAEMON_HTTP,
 )
+from pagoda_contracts.resources.effect import has_sidecar
 from pagoda_contracts.resources.profile import Egress
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 
@@ -48,7 +49,6 @@ from pagoda_operator.api.state import (
     SERVICES,
     Resource,
 )
-from pagoda_operator.decide.render.fetch import has_sidecar
 from pagoda_operator.inventory.values import digest
 
 Manifest = dict[str, Any]

@@ -23,14 +23,13 @@ from pagoda_contracts.names import (
     POD_IDENTITY,
     PORT_FETCH_PROBES,
 )
+from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, has_revisions, has_sidecar
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.api.errors import SpecProblem
 
-CLAIM_SCHEME: Final = "pvc://"
 _BUCKETS: Final = ("s3://", "gs://", "az://")
-_WITH_REVISIONS: Final = ("hf://", "oci://")
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
 _MODEL: Final = "--model"
@@ -42,27 +41,12 @@ _ONLY_ADAPTERS: Final = ["--to", ADAPTERS_MOUNT]
 _STARTUP_FAILURES: Final = 86_400
 
 
-def fetched(spec: InferenceServiceSpec) -> bool:
-    """Whether the sidecar brings the model."""
-    return not spec.model.uri.startswith(CLAIM_SCHEME) or spec.model.cache is not None
-
-
-def has_sidecar(spec: InferenceServiceSpec) -> bool:
-    """Whether the pod has the sidecar: it brings the model, or adapters."""
-    return fetched(spec) or spec.adapters is not None
-
-
 def adapter_claims(spec: InferenceServiceSpec) -> tuple[str, ...]:
     """The claims from which adapters may come: those that the service names, and its model's."""
     if spec.adapters is None:
         return ()
     own = (claim(spec.model.uri),) if spec.model.uri.startswith(CLAIM_SCHEME) else ()
     return tuple(dict.fromkeys((*own, *spec.adapters.claims)))
-
-
-def has_revisions(model: ModelSpec) -> bool:
-    """Whether models at such an address have revisions."""
-    return model.uri.startswith(_WITH_REVISIONS)
 
 
 def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:

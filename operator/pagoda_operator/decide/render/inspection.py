@@ -24,26 +24,23 @@ from pagoda_contracts.names import (
     LABEL_COMPONENT,
     LABEL_SERVICE_UID,
 )
+from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
+from pagoda_sizing.families import parse_model
 from pagoda_sizing.model import Model
+from pagoda_sizing.replica import config_of
+from pagoda_sizing.served import misshapen, unserved
 
 from pagoda_operator.api.placement import Undecided
 from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
-from pagoda_operator.decide.render.fetch import (
-    CLAIM_SCHEME,
-    account,
-    claim,
-    restricted_container,
-    restricted_pod,
-    source,
-)
+from pagoda_operator.decide.render.fetch import account, claim, restricted_container, restricted_pod, source
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.fit import from_catalogue, from_report, is_report, source_of
+from pagoda_operator.inventory.fit import is_report, source_of
 from pagoda_operator.inventory.values import digest
 
 CONTAINER: Final = "inspect"
@@ -60,26 +57,35 @@ _SIDECAR_FIELDS: Final = ("env", "envFrom", "imagePullPolicy")
 
 
 class Inspection(NamedTuple):
-    """The shape; or, while it is unknown, what is being done about it; or why it cannot be known."""
+    """The shape; or, while it is unknown, what is being done about it; or why it cannot be known; or why no daemon serves the model."""
 
     shape: Model | None = None
     unknown: Undecided | None = None
     unknowable: str = ""
+    unserved: str = ""
 
 
 def inspect(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     """What is known of the model's shape."""
-    if (shape := from_catalogue(spec.model.uri)) is not None:
-        return Inspection(shape)
+    if (known := config_of(spec.model.uri)) is not None:
+        return of_config(known)
     live = observed.find(CONFIG_MAPS, map_name(observed.meta.name))
     data: Json = live.body.get("data") or {} if live else {}
     report = str(data.get(_REPORT_KEY, ""))
     if data.get(_SOURCE_KEY) != source_of(spec) or not is_report(report):
         return _unknown(observed, spec)
+    return of_config(json.loads(report)["config"])
+
+
+def of_config(config: dict[str, Any]) -> Inspection:
+    """What a config.json says."""
+    if why := unserved(config):
+        return Inspection(unserved=why)
     try:
-        return Inspection(from_report(report))
+        shape = parse_model(config)
     except SizingError as refused:
         return Inspection(unknowable=f"the model cannot be sized: {refused}")
+    return Inspection(unserved=why) if (why := misshapen(shape)) else Inspection(shape)
 
 
 def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
@@ -120,8 +126,9 @@ def _last_end(pod: Child) -> Json:
 
 
 def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Iterator[Write]:
-    """The next write of an inspection that placement waits for."""
-    if observed.profile is None or observed.profile.images.fetch is None:
+    """The next write of an inspection that placement waits for; a finished one goes."""
+    known = inspect(observed, spec).unknown is None
+    if known or observed.profile is None or observed.profile.images.fetch is None:
         yield from tidy(observed)
         return
     wanted = inspect_pod(owner, spec, observed.profile)

@@ -36,6 +36,7 @@ from pagoda_contracts.names import (
     PORT_PROBES,
     RUN_DIR,
 )
+from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, has_sidecar
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -76,9 +77,9 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
     """The DaemonConfig on the wire; SpecProblem if the model cannot be brought into the pod."""
     spec, health, slo = inputs.spec, inputs.spec.health, inputs.spec.slo
     fetch.check(spec, inputs.profile)
-    _, _, folder = spec.model.uri.removeprefix(fetch.CLAIM_SCHEME).partition("/")
+    _, _, folder = spec.model.uri.removeprefix(CLAIM_SCHEME).partition("/")
     mounted = f"{MODEL_MOUNT}/{folder}" if folder else MODEL_MOUNT
-    path = FETCHED_LINK if fetch.fetched(spec) else mounted
+    path = FETCHED_LINK if fetched(spec) else mounted
     config = DaemonConfig(
         service=f"{inputs.key.namespace}/{inputs.key.name}",
         revision=inputs.revision.hash,
@@ -186,7 +187,7 @@ def _defaults(inputs: Inputs) -> dict[str, Any]:
             "containers": [{"name": CONTAINER_DAEMON, "securityContext": fetch.restricted_container()}],
         }
     }
-    merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if fetch.has_sidecar(spec) else own
+    merged: dict[str, Any] = merge(own, {"spec": fetch.defaults(spec)}) if has_sidecar(spec) else own
     return merged
 
 
@@ -214,9 +215,9 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
     annotations = {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}
     claim = {"claimName": fetch.claim(inputs.spec.model.uri), "readOnly": True}
     mounted = {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
-    if not fetch.fetched(inputs.spec):
+    if not fetched(inputs.spec):
         own = merge(own, mounted)
-    if fetch.has_sidecar(inputs.spec):
+    if has_sidecar(inputs.spec):
         own = merge(own, fetch.fixed(inputs.spec, inputs.profile))
     return {"metadata": {"labels": inputs.labels, **annotations}, "spec": own}
 

@@ -20,10 +20,11 @@ from pagoda_contracts.names import (
     LABEL_COMPONENT,
     LABEL_SERVICE_UID,
 )
+from pagoda_contracts.resources.effect import CLAIM_SCHEME
 
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
-from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, brings_adapters, claim, inspecting
+from pagoda_operator.decide.render.fetch import brings_adapters, claim, inspecting
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.inventory.values import digest
 

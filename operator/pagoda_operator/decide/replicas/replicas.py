@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, LABEL_ACCELERATOR, LABEL_REVISION
+from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, EXIT_PERMANENT, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
 
 from pagoda_operator.api.pods import Order, Pod
@@ -17,7 +17,7 @@ from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, 
 from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
-from pagoda_operator.decide.replicas.replica import NOT_MADE_S, Missing, broken, missing, unverified
+from pagoda_operator.decide.replicas.replica import NOT_MADE_S, Missing, broken, clean, missing, unverified
 from pagoda_operator.inventory.values import unix
 
 # The scheduler tries again whenever something leaves a node. After this time an autoscaler may have added one, and waiting helps no more.
@@ -76,7 +76,7 @@ def _state(observed: Observed, deployment: Child) -> RevisionState:
     lacks = [lack for pod in pods if not pod.ready for lack in missing(observed, pod)]
     failed = [why for pod in pods if (why := broken(observed, pod))]
     refused = _refused(deployment)
-    late = _late(deployment) or next((lack.why for lack in refused if lack.until <= observed.now), "")
+    late = deployment.rejected or _late(deployment) or next((lack.why for lack in refused if lack.until <= observed.now), "")
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
     uncertain = {pod.name: unverified(observed, pod) for pod in pods if pod.serves}
     timers = [left for lack in (*lacks, *refused) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
@@ -95,10 +95,18 @@ def _state(observed: Observed, deployment: Child) -> RevisionState:
         short=len(short),
         stuck=any(observed.now - (pod.unscheduled_since or observed.now) >= _STUCK_S for pod in short),
         why=failed[0] if failed else late,
-        proven=_proven(deployment),
+        proven=_proven(deployment) and not deployment.rejected,
         number=int(kept.body["revision"]) if kept else 0,
         again=min(timers, default=None),
     )
+
+
+def rejection(observed: Observed, deployment: Child) -> str:
+    """Why its daemons refuse the model for good; empty if they do not, or if one ever served: then the model's files may be repaired."""
+    pods = [pod for pod in pods_of(observed, deployment) if pod.counts]
+    if deployment.rejected or _proven(deployment) or any(pod.ready for pod in pods):
+        return deployment.rejected
+    return next((clean(pod.exit_message) or "no reason given" for pod in pods if pod.exit_code == EXIT_PERMANENT), "")
 
 
 def _refused(deployment: Child) -> tuple[Missing, ...]:

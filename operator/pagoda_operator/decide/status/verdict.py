@@ -5,28 +5,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.types import READY, SERVING, Reason
 from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
-from pagoda_contracts.resources.scaling import ScalingSpec
+from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_sizing.host import LEAST_CONTEXT
 
 from pagoda_operator.api.placement import Placement
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.render.fetch import CLAIM_SCHEME, claim, fetched, has_revisions, has_sidecar
+from pagoda_operator.decide.render.fetch import claim
 from pagoda_operator.decide.replicas.replica import clean, stage, unhealthy
 from pagoda_operator.inventory.values import stamp, unix
-
-_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
-# Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
-_IDLE: Final[Mapping[str, tuple[str, ...]]] = {
-    "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),
-    "External": ("min", "max", "targets", "behavior", "schedules", "predictive"),
-}
 
 Kind = Literal["settled", "reconciling", "stalled"]
 _WAITS: Final[Mapping[str, Reason]] = {
@@ -49,7 +43,8 @@ class Verdict(NamedTuple):
 def verdict(observed: Observed, plan: Plan) -> Verdict:
     """The most important reason, and with it the fields of the spec that have no effect."""
     found = _limited(observed, plan, _verdict(observed, plan))
-    return found._replace(message=f"{found.message}{_of_no_effect(observed.spec)}") if observed.spec else found
+    spec = observed.spec
+    return found._replace(message=f"{found.message}{_below_ceiling(plan, spec)}{_of_no_effect(spec)}") if spec else found
 
 
 def _verdict(observed: Observed, plan: Plan) -> Verdict:
@@ -62,7 +57,7 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
         return found
     pods = _current(observed, plan)
     ready, wanted = sum(pod.serves for pod in pods), observed.wanted
-    rejected = next((why for pod in pods if not pod.ready and (why := _rejection(pod)) is not None), None)
+    rejected = _given_back(plan) or next((why for pod in pods if not pod.ready and (why := _rejection(pod)) is not None), None)
     if rejected is not None and ready == 0:
         why = _with_address(observed.spec, clean(rejected)) or "no reason given"
         return Verdict("stalled", reasons.MODEL_REJECTED, why + _serving(observed, plan))
@@ -129,6 +124,12 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
     waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
     return Verdict("reconciling", reasons.CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+
+
+def _given_back(plan: Plan) -> str:
+    name = plan.current.name if plan.current else ""
+    again = f"its devices are given back; to try again, change the spec or delete Deployment {name}"
+    return f"{plan.rejected}; {again}" if plan.rejected else ""
 
 
 def _rejection(pod: Pod) -> str | None:
@@ -232,31 +233,13 @@ def _deadline(observed: Observed, placement: Placement, since: str) -> str:
     return f"; at {stamp(placement.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
 
 
-def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Names of fields that are set and change nothing."""
-    words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    ranks = ("accelerators.gpu.count",) if any(entry.gpu and entry.gpu.count > 1 for entry in spec.accelerators) else ()
-    # A claim's files need no credential, and only some sources have revisions.
-    fetch = () if fetched(spec) else ("model.credential", "model.digest", *(() if has_sidecar(spec) else ("credentials",)))
-    idle = (*_NOT_YET, *fetch, *(() if has_revisions(spec.model) else ("model.revision",)))
-    # Entries on CPU say themselves what a replica requests.
-    host = ("resources",) if words.get("resources") and all(entry.cpu for entry in spec.accelerators) else ()
-    return (*(field for field in idle if _at(words, field)), *ranks, *host)
-
-
-def idle_scaling(scaling: ScalingSpec) -> tuple[str, ...]:
-    """Fields of `scaling` that are set and change nothing in its mode. In External `idleAfter` works, and needs `min: 0`."""
-    words = scaling.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    needed = ("min",) if scaling.mode == "External" and scaling.idle_after is not None else ()
-    idle = (word for word in _IDLE.get(scaling.mode, ()) if word not in needed)
-    # A block that has only defaults changes nothing.
-    return tuple(f"scaling.{word}" for word in idle if words.get(word) not in (None, {}))
-
-
-def _at(words: Mapping[str, Any], field: str) -> bool:
-    """Whether a field is set, named with dots."""
-    head, _, rest = field.partition(".")
-    return head in words and (not rest or _at(words[head], rest))
+def _below_ceiling(plan: Plan, spec: InferenceServiceSpec) -> str:
+    """The end of a message, if the KV cache holds fewer requests of full length than are allowed to decode."""
+    held, most = plan.placement.status.concurrency if plan.placement else None, spec.engine.max_concurrency
+    if held is None or held >= most:
+        return ""
+    tokens = spec.engine.max_model_len or LEAST_CONTEXT
+    return f"; a replica's KV cache holds {held} of maxConcurrency {most} requests at {tokens:,} tokens"
 
 
 def _of_no_effect(spec: InferenceServiceSpec) -> str:

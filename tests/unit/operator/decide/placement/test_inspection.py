@@ -89,9 +89,32 @@ def test_a_credential_is_mounted_by_its_name():
 
 def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
     made = harness(gpu("H100"), CPU)
-    ends(made, message=json.dumps({"config": {"model_type": "novel"}}))
+    ends(made, message=json.dumps({"config": {"model_type": "llama"}}))
     assert placement(made)["chosen"] == "cpu[1]"
-    assert "model_type 'novel'" in placement(made)["rejected"][0]["why"]
+    assert "the model cannot be sized: config.json: hidden_size is missing" in placement(made)["rejected"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "novel"}, "model_type 'novel' is not served"),
+        ({"architectures": ["NovelForCausalLM"]}, "architectures 'NovelForCausalLM' is not served"),
+        ({"architectures": ["MistralForCausalLM"]}, "model_type 'llama' is not served; it must be mistral"),
+        ({"auto_map": True}, "config.json has auto_map"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "its weights are stored as 'awq'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served"),
+        ({"head_dim": 63}, "head_dim 63 is odd"),
+    ],
+)
+def test_a_model_that_no_daemon_serves_is_rejected_before_a_replica_is_made(config, why):
+    made = harness(gpu("H100"), CPU)
+    ends(made, message=json.dumps({"config": LLAMA_CONFIG | config}))
+    assert (made.reason(), made.names(DEPLOYMENTS), inspectors(made)) == ("ModelRejected", [], [])
+    assert f"no daemon serves this model: {why}" in made.conditions()["Stalled"]["message"]
+    written = len(made.api.journal)
+    made.restart()
+    made.settle()
+    assert len(made.api.journal) == written
 
 
 def test_inspection_pod_is_deleted_if_no_device_can_hold_the_model():

@@ -9,7 +9,7 @@ import sys
 import pytest
 from pagoda_fetch import __main__ as main_module
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, PROFILES
-from pagoda_operator.inventory.fit import from_report
+from pagoda_operator.decide.render.inspection import of_config
 from pagoda_sizing.families import parse_model
 from support.clients.fetching import model_files
 from support.harness.harness import Harness
@@ -87,7 +87,7 @@ def test_report_of_the_real_fetch_program_is_sized_and_placed(hub, tmp_path):
     made = harness(hub)
     assert played(made, tmp_path, as_a_process) == 0
     (kept,) = [body["data"]["model.json"] for body in made.api.of(CONFIG_MAPS) if body["metadata"]["name"] == "tiny-model"]
-    assert from_report(kept) == parse_model(LLAMA_CONFIG)
+    assert of_config(json.loads(kept)["config"]).shape == parse_model(LLAMA_CONFIG)
     assert (json.loads(kept)["revision"], len(kept) < 4096) == (COMMIT, True)
     assert placement(made)["device"] == "mig-1g.10gb, 9.8 GiB"
     assert set(hub.sent) == {"config.json"}

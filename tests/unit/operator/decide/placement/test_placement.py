@@ -1,10 +1,10 @@
 """Which alternative is taken, as a service's status tells it, and that nothing of a spec is dropped in silence."""
 
 import pytest
+from pagoda_contracts.resources.effect import idle_scaling, ignored_fields
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES
-from pagoda_operator.decide.status.verdict import idle_scaling, ignored_fields
 from support.harness.harness import Harness
 from support.kube.object_table import FULL, SERVICE
 

@@ -4,24 +4,115 @@ from datetime import timedelta
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_PLACEMENT, LABEL_GPU_PRODUCT
-from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PROFILES, RESOURCE_CLAIM_TEMPLATES
+from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES
 from pagoda_operator.decide.placement.place import spare
 from pagoda_operator.decide.placement.question import ask
 from support.harness.harness import Harness
 from support.harness.inventories import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, gpu, inventory, mig, node, pod, resource_slice, whole
 from support.harness.placing import ENGINE, MIXED, bind, config, harness, placement, template
+from support.kube.fake_api import crashed
 
 
 def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
-    made = harness(gpu("H100", 2), there=(node("a", H100, whole(8)), node("b", A100_80, whole(8))))
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)), node("b", A100_80, whole(8))))
     made.settle()
     spec = template(made)
     daemon = spec["containers"][0]
-    assert (daemon["resources"]["requests"]["nvidia.com/gpu"], daemon["resources"]["limits"]) == ("2", {"nvidia.com/gpu": "2"})
+    assert (daemon["resources"]["requests"]["nvidia.com/gpu"], daemon["resources"]["limits"]) == ("1", {"nvidia.com/gpu": "1"})
     (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": LABEL_GPU_PRODUCT, "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}]
-    assert (config(made).engine.device, config(made).engine.tensor_parallel) == ("cuda", 2)
-    assert "accelerators.gpu.count" in made.conditions()["Ready"]["message"]
+    assert (config(made).engine.device, config(made).engine.tensor_parallel) == ("cuda", None)
+
+
+@pytest.mark.parametrize(("entry", "field"), [(gpu("H100", 4), "gpu.count"), (dra_of("gpu.nvidia.com", count=4), "dra.count")])
+def test_more_devices_than_a_replica_can_use_are_refused_by_name(entry, field):
+    made = harness(entry, there=(node("a", H100, whole(8)),))
+    made.settle()
+    assert (made.reason(), made.names(DEPLOYMENTS)) == ("NoAccelerator", [])
+    assert f"{field} must be 1, got 4: a replica computes on one device" in made.conditions()["Stalled"]["message"]
+
+
+def test_weights_that_no_daemon_has_on_a_device_are_refused_by_name():
+    made = harness(gpu("H100"), CPU, there=(node("a", H100, whole(8)),))
+    made.edit(engine=ENGINE | {"quantization": "int8"})
+    made.settle()
+    assert placement(made)["chosen"] == "cpu[1]"
+    assert placement(made)["rejected"][0]["why"] == "engine.quantization int8 is not built; on devices, nothing but none is"
+
+
+LONG = {"maxModelLen": 131072, "maxConcurrency": 64}
+
+
+def test_max_concurrency_is_a_ceiling_and_what_fits_is_told():
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),))
+    made.edit(engine=LONG)
+    made.settle()
+    bind(made)
+    assert (made.reason(), placement(made)["concurrency"]) == ("Available", 15)
+    told = "1 of 1 replicas ready; a replica's KV cache holds 15 of maxConcurrency 64 requests at 131,072 tokens"
+    assert made.conditions()["Ready"]["message"] == told
+    made.api.journal.clear()
+    made.restart()
+    made.settle()
+    assert (made.api.journal, config(made).engine.max_concurrency) == ([], 64)
+
+
+@pytest.mark.parametrize("demand", [{"engine": LONG | {"minConcurrency": 64}}, {"engine": LONG, "slo": {"ttft": "1s"}}])
+def test_min_concurrency_and_slo_make_it_a_demand(demand):
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),))
+    made.edit(**demand)
+    made.settle()
+    assert made.reason() == "NoAccelerator"
+    assert "for weights + 64 requests at 131,072 tokens, has 79.6 GiB" in made.conditions()["Stalled"]["message"]
+
+
+def test_an_empty_slo_and_a_smaller_demand_are_met():
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),))
+    made.edit(engine=LONG | {"minConcurrency": 8}, slo={})
+    made.settle()
+    assert placement(made)["chosen"] == "gpu[0]"
+
+
+def test_replicas_that_refuse_the_model_give_their_devices_back():
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),), replicas=2)
+    made.settle()
+    for body in made.api.of(PODS):
+        made.api.report(body, crashed(message="ConfigRejected: too large"))
+    made.settle()
+    (name,) = made.names(DEPLOYMENTS)
+    assert (made.reason(), made.api.of(PODS), made.api.of(DEPLOYMENTS)[0]["spec"]["replicas"]) == ("ModelRejected", [], 0)
+    message = made.conditions()["Stalled"]["message"]
+    assert message.startswith("ConfigRejected: too large; its devices are given back; to try again, change the spec or delete Deployment")
+    made.api.journal.clear()
+    made.restart()
+    made.settle()
+    assert (made.api.journal, made.conditions()["Stalled"]["message"]) == ([], message)
+    made.edit(engine=ENGINE | {"maxModelLen": 2048})
+    made.settle()
+    bind(made)
+    assert (made.reason(), len(made.api.of(PODS)), name in made.names(DEPLOYMENTS)) == ("Available", 2, False)
+
+
+@pytest.mark.parametrize("entries", [(CPU,), (gpu("H100"),)])
+def test_replicas_on_cpu_and_those_that_served_once_try_again(entries):
+    made = harness(*entries, there=(node("a", H100, whole(8)),))
+    made.settle()
+    if entries != (CPU,):
+        bind(made)
+    (body,) = made.api.of(PODS)
+    made.api.report(body, crashed())
+    made.settle()
+    assert (made.reason(), len(made.api.of(PODS))) == ("ModelRejected", 1)
+
+
+def test_the_rejected_deployment_is_made_again_if_a_person_deletes_it():
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),))
+    made.settle()
+    made.api.report(made.api.of(PODS)[0], crashed())
+    made.settle()
+    del made.api.objects[(DEPLOYMENTS.kind, "ns", made.names(DEPLOYMENTS)[0])]
+    made.settle()
+    assert (made.reason(), len(made.api.of(PODS))) == ("Scheduling", 1)
 
 
 def test_profile_s_node_affinity_applies_as_well():

@@ -12,6 +12,7 @@ from pagoda_operator.decide.placement.options import options
 from pagoda_operator.inventory.fit import largest, too_small
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.watch.caches import Caches, InventoryView
+from pagoda_sizing.replica import Judged
 from support.harness.fake_scheduler import refuse
 from support.harness.harness import Harness
 from support.harness.inventories import CPU, H100, LLAMA8, gpu, inventory, node, plain_node, whole
@@ -75,9 +76,11 @@ def test_one_request_must_fit_not_max_concurrency(engine, memory):
     assert (placement(made)["chosen"], made.reason()) == ("cpu[0]", "Scheduling")
 
 
-@pytest.mark.parametrize("engine", [{"maxModelLen": 131_072}, {"kvCache": {"size": "20Gi"}}, {"dtype": "float32"}])
-def test_a_longer_request_a_larger_cache_and_wider_weights_need_more(engine):
-    made = harness(cores("8", "24Gi"), model=LLAMA8, engine={"maxConcurrency": 1, **engine})
+@pytest.mark.parametrize(
+    "engine", [{"maxModelLen": 4096, "minConcurrency": 32}, {"maxModelLen": 131_072}, {"kvCache": {"size": "20Gi"}}, {"dtype": "float32"}]
+)
+def test_more_requests_a_longer_one_a_larger_cache_and_wider_weights_need_more(engine):
+    made = harness(cores("8", "24Gi"), model=LLAMA8, engine={"maxConcurrency": 64, **engine})
     made.settle()
     assert made.reason() == "NoAccelerator"
 
@@ -87,7 +90,7 @@ def test_running_service_is_not_judged_again(monkeypatch):
     made.settle()
     bind(made)
     made.api.journal.clear()
-    monkeypatch.setattr("pagoda_operator.decide.placement.options.why_not_on_cpu", lambda *_: "no")
+    monkeypatch.setattr("pagoda_operator.decide.placement.options.on_cpu", lambda *_: Judged("no"))
     made.restart()
     made.settle()
     assert (made.api.journal, made.reason()) == ([], "Available")

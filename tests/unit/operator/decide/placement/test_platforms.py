@@ -124,7 +124,7 @@ def test_first_service_is_placed_on_the_devices_of_a_dra_driver():
 
 
 def test_what_the_model_needs_is_judged_before_a_node_is_waited_for():
-    made = first_service("platforms/gke-zero", gpu("L4"), engine={"maxModelLen": 131072, "maxConcurrency": 64})
+    made = first_service("platforms/gke-zero", gpu("L4"), engine={"maxModelLen": 131072, "minConcurrency": 64})
     assert made.reason() == "NoAccelerator"
     assert "NVIDIA-L4: needs" in made.conditions()["Stalled"]["message"]
 

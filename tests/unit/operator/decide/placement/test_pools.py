@@ -241,7 +241,7 @@ GONE = with_gone(Inventory(), gone(seen({}, worn(by_driver(1, whole(8)), by_driv
     ("entry", "where"),
     [
         (dra_of("gpu.nvidia.com"), 1),
-        (dra_of("gpu.nvidia.com", "device.attributes['gpu.nvidia.com'].productName.contains('H100')", count=8), 1),
+        (dra_of("gpu.nvidia.com", "device.attributes['gpu.nvidia.com'].productName.contains('H100')"), 1),
         (dra_of("mig.nvidia.com", "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"), 2),
     ],
 )
@@ -264,7 +264,6 @@ def test_a_service_waits_for_dra_devices_of_a_gone_pool_and_gets_them(entry, whe
     [
         dra_of("gpu.nvidia.com", "device.attributes['gpu.nvidia.com'].productName.contains('A100')"),
         dra_of("gpu.nvidia.com", "device.attributes['gpu.nvidia.com'].uuid == 'GPU-1'"),
-        dra_of("gpu.nvidia.com", count=9),
     ],
 )
 def test_what_no_driver_ever_published_is_stalled(entry):

@@ -5,6 +5,7 @@ import copy
 import pytest
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, EXIT_PERMANENT, PORT_FETCH
+from pagoda_contracts.resources.effect import ignored_fields
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
@@ -13,7 +14,6 @@ from pagoda_operator.decide.render.children import Owner, identify
 from pagoda_operator.decide.render.fetch import inspecting
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
-from pagoda_operator.decide.status.verdict import ignored_fields
 from support.harness.harness import Harness
 from support.kube.fake_api import fetching, profile_body, running
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pagoda_contracts.resources.effect import ignored_fields
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
@@ -12,7 +13,6 @@ from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render.children import identify
 from pagoda_operator.decide.render.pod import Inputs, pod_template
-from pagoda_operator.decide.status.verdict import ignored_fields
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
 

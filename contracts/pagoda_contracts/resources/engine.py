@@ -1,0 +1,78 @@
+"""The engine of a replica: its limits, its numerics and its KV cache. Used by InferenceService."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from pagoda_contracts.resources.meta import Model, Rule
+from pagoda_contracts.units import Quantity
+
+
+class KvCacheSpec(Model):
+    """The paged KV cache of a replica."""
+
+    size: Quantity | None = Field(
+        default=None, description="Bytes for KV blocks, such as 512Mi. If absent, the daemon computes it from the free memory."
+    )
+    block_size: Literal[16, 32, 64] = Field(default=16, description="Tokens per KV block.")
+    memory_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Share of the device's memory that weights and KV may take, above 0 up to 1. "
+        "Not acted on yet by the daemon; placement uses it.",
+    )
+    dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
+        default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
+    )
+    prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared.")
+    cpu_offload: Quantity | None = Field(default=None, description="Host memory for evicted blocks, such as 8Gi. Not acted on yet.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.size) || !has(self.memoryFraction)",
+            "kvCache: set at most one of size and memoryFraction",
+            lambda k: k.size is None or k.memory_fraction is None,
+            "memoryFraction",
+        ),
+        Rule(
+            "!has(self.memoryFraction) || self.memoryFraction > 0.0",
+            "kvCache.memoryFraction must be above 0 and at most 1",
+            lambda k: k.memory_fraction is None or k.memory_fraction > 0,
+            "memoryFraction",
+        ),
+    )
+
+
+class EngineSpec(Model):
+    """Limits and numerics of a replica's engine."""
+
+    max_model_len: Annotated[int, Field(ge=16, le=1_048_576)] | None = Field(
+        default=None, description="Longest prompt plus answer, in tokens; the model's own limit if absent."
+    )
+    max_concurrency: int = Field(
+        default=64, ge=1, le=1024, description="Most requests that decode at the same time in one replica. A full KV cache allows fewer."
+    )
+    min_concurrency: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Requests of full length that a replica's KV cache must hold at the same time. Devices that hold fewer are rejected. "
+        "If absent, 1; with spec.slo, maxConcurrency.",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="Weights and activations; auto is bfloat16.")
+    kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
+    quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
+        default="none",
+        description="Type of the weights' matrices. int8 is built for CPU. An entry on which a type is not built is rejected.",
+    )
+    deterministic: bool = Field(
+        default=False, description="The same request gets the same answer, whatever other requests are in the batch."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.minConcurrency) || self.minConcurrency <= self.maxConcurrency",
+            "engine.minConcurrency must be at most maxConcurrency",
+            lambda e: e.min_concurrency is None or e.min_concurrency <= e.max_concurrency,
+            "minConcurrency",
+        ),
+    )

@@ -1,0 +1,134 @@
+"""Whether a replica of a service fits, on a device or on CPU, and how many requests it then holds: the verdict of placement and of
+`pagoda validate`. `pagoda plan` asks `fit` the same.
+
+A model and one request must fit, as the daemon itself demands. `maxConcurrency` is a ceiling. `minConcurrency` or `slo` makes it a demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.resources.engine import EngineSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.units import parse_quantity
+
+from pagoda_sizing.devices import Device
+from pagoda_sizing.errors import SizingError
+from pagoda_sizing.fit import Demand, fit
+from pagoda_sizing.host import Launch, least_memory
+from pagoda_sizing.model import Model
+from pagoda_sizing.published import published
+
+_HUB: Final = "hf://"
+_WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
+# The daemon ignores kvCache.dtype (`ignored_fields` names it): a cache sized for half as many bytes would not fit.
+_KV: Final = "bf16"
+# The arithmetic has no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
+_WIDE: Final = "float32"
+
+
+def config_of(uri: str) -> dict[str, Any] | None:
+    """Returns the config.json of a published model, by its name on the hub."""
+    return _published().get(uri.removeprefix(_HUB)) if uri.startswith(_HUB) else None
+
+
+@cache
+def _published() -> Mapping[str, dict[str, Any]]:
+    return {entry.name: entry.config for entry in published()}
+
+
+class Judged(NamedTuple):
+    """Why a replica does not fit, empty if it does, and how many requests of full length its KV cache holds; None if that is unknown."""
+
+    why: str = ""
+    requests: int | None = None
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a replica needs. `promised`: the service promises latencies."""
+
+    model: Model
+    engine: EngineSpec
+    promised: bool = False
+
+    @classmethod
+    def of(cls, model: Model, spec: InferenceServiceSpec) -> Requirement:
+        """What a service's replicas need."""
+        return cls(model, spec.engine, spec.slo is not None and bool(spec.slo.ttft or spec.slo.itl))
+
+    @property
+    def demanded(self) -> int:
+        """Requests that must fit at the same time."""
+        return self.engine.min_concurrency or (self.engine.max_concurrency if self.promised else 1)
+
+    @property
+    def launch(self) -> Launch:
+        """What the daemon is started with."""
+        engine, size = self.engine, self.engine.kv_cache.size
+        return Launch(
+            quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
+            item_bytes=4 if engine.dtype == _WIDE else 2,
+            context=engine.max_model_len,
+            cache_bytes=int(parse_quantity(size)) if size else None,
+            concurrency=engine.max_concurrency,
+            tokens=EngineConfig().token_budget,
+        )
+
+    @property
+    def context(self) -> int:
+        """Tokens of one request."""
+        return self.launch.context_of(self.model)
+
+
+def on_device(required: Requirement, memory: int) -> Judged:
+    """The verdict on a device with so much memory."""
+    share, launch = required.engine.kv_cache.memory_fraction, required.launch
+    memory = memory if share is None else int(memory * share)
+    demand = Demand(
+        required.context, required.demanded, launch.quantisation, _KV, launch.concurrency, launch.item_bytes, launch.cache_bytes
+    )
+    try:
+        # `fit` reads only a device's memory; rates are for times and prices.
+        found = fit(required.model, Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), ""), demand)
+    except SizingError as refused:
+        return Judged(str(refused))
+    if found.fits:
+        return Judged(requests=min(found.max_concurrency, launch.concurrency))
+    if found.needed_bytes <= memory:
+        return Judged(f"kvCache.size {required.engine.kv_cache.size} holds {found.max_concurrency} of {_requests(required)}")
+    return Judged(f"needs {gib(found.needed_bytes)} for weights + {_cache(required)}, has {gib(memory)}")
+
+
+def on_cpu(required: Requirement, memory: int) -> Judged:
+    """The verdict on CPU, where `memoryFraction` is ignored. The number of requests is not told: only the least memory is known."""
+    least = least_memory(required.model, required.launch, required.demanded)
+    if least <= memory:
+        return Judged()
+    return Judged(f"needs {tenths(least, up=True)} for weights + {_cache(required)}, has {tenths(memory)}")
+
+
+def _cache(required: Requirement) -> str:
+    size = required.engine.kv_cache.size
+    return f"{size} of KV cache" if size else _requests(required)
+
+
+def _requests(required: Requirement) -> str:
+    count = required.demanded
+    return f"{count} request{'s' if count > 1 else ''} at {required.context:,} tokens"
+
+
+def gib(count: int) -> str:
+    """Returns the size for people."""
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+def tenths(count: int, *, up: bool = False) -> str:
+    """Returns the size for people, in tenths of GiB or MiB. Needs are rounded up and sizes down, so that they never read the same."""
+    unit, name = (1 << 30, "GiB") if count >= 1 << 29 else (1 << 20, "MiB")
+    found = -(-10 * count // unit) if up else 10 * count // unit
+    return f"{found / 10:.1f} {name}"
