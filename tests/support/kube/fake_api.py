@@ -225,6 +225,10 @@ class FakeApi:
             pod["status"] = status
             self._touch(pod)
 
+    def versions(self) -> dict[tuple[str, str, str], str]:
+        """The version of each object: whatever is written changes it."""
+        return {key: body["metadata"]["resourceVersion"] for key, body in self.objects.items()}
+
     def of(self, resource: Resource) -> list[Body]:
         return [body for (kind, _, _), body in self.objects.items() if kind == resource.kind]
 
