@@ -41,7 +41,7 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, word
 	$(MAKE) --no-print-directory verify
 
 test-unit: setup  ## Unit tests: nothing but Python (budget: 2 min on 2 cores)
-	$(PYTEST) -n 3 --dist loadfile -m "not deep" --budget "make test-unit=120" tests/unit tests/equipment
+	$(PYTEST) --fork 3 -m "not deep" --budget "make test-unit=120" tests/unit tests/equipment
 
 test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on a dev cluster (root; budget: 25 min on 2 cores)
 	$(MAKE) --no-print-directory -j 2 --output-sync=target test-deep test-cluster

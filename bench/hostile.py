@@ -52,7 +52,7 @@ async def send(client: httpx.AsyncClient, hostile: Hostile) -> int:
 
 async def refused_ones(client: httpx.AsyncClient, count: int) -> list[Hostile]:
     found: list[Hostile] = []
-    for hostile in hostile_requests(OTHERS, SEED):
+    for hostile in hostile_requests(OTHERS, SEED, whole=True):
         if 400 <= await send(client, hostile) < 500:
             found.append(hostile)
         if len(found) == count:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.suite import profiles
+from support.suite.forked import Forked
 from support.suite.pool import Bill, Groups, longest_first
 
 profiles.register()
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every point of a sweep, not a drawn share (make test-full)")
     parser.addoption("--points", default="", help="one line that a failed sweep printed, SCENARIO:N=ACT,…; SCENARIO alone: all of it")
     parser.addoption("--budget", default="", help="NAME=SECONDS, or NAME=SECONDS CPU: print what the run took beside what it may take")
+    parser.addoption("--fork", type=int, default=0, metavar="N", help="run in N workers that are forked once the tests are collected")
     parser.addoption("--slice", default="1/1", help="K/N: of the lives of a sweep every N-th from the K-th on, so that hours can be split")
 
 
@@ -30,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if budget := config.getoption("--budget"):
         config.pluginmanager.register(Bill(budget), "bill")
+    if count := config.getoption("--fork"):
+        config.pluginmanager.register(Forked(count), "forked")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -151,6 +151,8 @@ RUN_DIR: Final = "/run/pagoda"
 FETCHED_DIR: Final = "/run/pagoda-fetch"
 FETCHED_LINK: Final = f"{FETCHED_DIR}/model"
 CREDENTIALS_MOUNT: Final = "/etc/pagoda-credentials"
+# In the place of a credential's name, and no name itself: the cloud identity of the pod's ServiceAccount.
+POD_IDENTITY: Final = "@pod"
 CLAIMS_MOUNT: Final = "/claims"
 # Where the sidecar keeps adapters if the daemon has the model's claim at MODEL_MOUNT.
 ADAPTERS_MOUNT: Final = "/adapters"

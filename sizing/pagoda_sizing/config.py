@@ -89,6 +89,8 @@ def parse_json(text: str, name: str = "config.json") -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise BadConfig(f"{name} is not JSON: {error}") from error
+    except RecursionError:
+        raise BadConfig(f"{name} is nested too deeply") from None
     if not isinstance(found, dict):
         raise BadConfig(f"{name} must be an object, got {type(found).__name__}")
     return found

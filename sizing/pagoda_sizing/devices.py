@@ -1,42 +1,55 @@
 """The catalogue: GPUs, their MIG profiles and a CPU, each number with the page it was read from (data/devices.json).
 
 Called by placement and by `pagoda plan`. Memory is the datasheet's decimal GB, a few percent below what NVML reports: a plan that fits here
-fits there. Slices get their fraction of memory and bandwidth from NVIDIA's table and their share of SMs.
+fits there. A slice has its share of that or what `nvidia-smi mig -lgip` shows, whichever is less: eighths of an H200 are up to 2.6 % less
+than its datasheet divided by eight. Products are named as by GPU Feature Discovery.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from pagoda_sizing.errors import UnknownDevice
 
 GB: Final = 10**9
+GIB: Final = 1 << 30
 TERA: Final = 10**12
 
 
-class _Slice(BaseModel):
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Price(_Frozen):
+    dollars: float
+    kind: Literal["on demand", "committed", "list"]
+    read: date
+    source: str
+
+
+class _Slice(_Frozen):
     profile: str
     eighths: int
+    gib: float | None
     sms: int
-    of: int
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Entry(_Frozen):
     name: str
     product: str
     memory_gb: float
     bandwidth_gb_s: float
     tflops: dict[str, float]
     link_gb_s: float
-    price_per_hour: float | None
-    price_source: str
+    price: _Price | None
     formats: tuple[str, ...]
+    sms: int | None
     mig: tuple[_Slice, ...]
     sources: tuple[str, ...]
 
@@ -50,7 +63,7 @@ class Device:
     memory_bytes: int
     bytes_per_s: float
     flops: dict[str, float]
-    """Per number format; a format without an entry computes at bf16's rate (weights are widened on the way)."""
+    """Per number format; a format without an entry computes at the rate of 16 bits (weights are widened on the way)."""
     link_bytes_per_s: float
     """One direction, to its peers: NVLink, Infinity Fabric, PCIe or a network."""
     price_per_hour: float | None
@@ -64,12 +77,19 @@ class Device:
     """Name of the device that this is, or is a slice of."""
     share: float = 1.0
     """Of the whole device's price: the larger of its shares of memory and SMs, as the rest of the other cannot be sold."""
+    sms: int | None = None
+    """None if it has no MIG profiles, whose shares they are for."""
+    price_kind: str = ""
+    """on demand, committed, list; yours if the user gave the price, empty if none is known."""
+    price_read: str = ""
+    """The day when the price's page was read, as 2026-11-09."""
 
     def rate(self, number_format: str) -> float:
-        """FLOP/s in a number format."""
-        return self.flops.get(number_format, self.flops["bf16"])
+        """FLOP/s in a number format. Turing has no bf16: its 16 bits are fp16."""
+        return self.flops.get(number_format) or self.flops.get("bf16") or self.flops["fp16"]
 
 
+@cache
 def catalogue() -> tuple[Device, ...]:
     """Every device, each followed by its MIG profiles from small to large."""
     return tuple(device for entry in _entries() for device in _with_slices(entry))
@@ -101,6 +121,7 @@ def _entries() -> list[_Entry]:
 
 
 def _with_slices(entry: _Entry) -> list[Device]:
+    price = entry.price
     whole = Device(
         name=entry.name,
         product=entry.product,
@@ -108,31 +129,32 @@ def _with_slices(entry: _Entry) -> list[Device]:
         bytes_per_s=entry.bandwidth_gb_s * GB,
         flops={key: rate * TERA for key, rate in entry.tflops.items()},
         link_bytes_per_s=entry.link_gb_s * GB,
-        price_per_hour=entry.price_per_hour,
+        price_per_hour=price.dollars if price else None,
         formats=entry.formats,
         sources=entry.sources,
-        price_source=entry.price_source,
+        price_source=price.source if price else f"none found: pass --price {entry.name}=DOLLARS",
         whole=entry.name,
+        sms=entry.sms,
+        price_kind=price.kind if price else "",
+        price_read=price.read.isoformat() if price else "",
     )
     ordered = sorted(entry.mig, key=lambda part: (part.eighths, part.sms))
     return [whole, *(_slice(whole, part) for part in ordered)]
 
 
 def _slice(whole: Device, part: _Slice) -> Device:
-    memory, compute = part.eighths / 8, part.sms / part.of
+    memory, compute = part.eighths / 8, part.sms / (whole.sms or part.sms)
     share = max(memory, compute)
-    return Device(
+    equal = whole.memory_bytes * part.eighths // 8
+    return replace(
+        whole,
         name=f"{whole.name}:{part.profile}",
         product=f"{whole.product}-MIG-{part.profile}",
-        memory_bytes=whole.memory_bytes * part.eighths // 8,
+        memory_bytes=equal if part.gib is None else min(equal, int(part.gib * GIB)),
         bytes_per_s=whole.bytes_per_s * memory,
         flops={key: rate * compute for key, rate in whole.flops.items()},
-        link_bytes_per_s=whole.link_bytes_per_s,
         price_per_hour=None if whole.price_per_hour is None else whole.price_per_hour * share,
-        formats=whole.formats,
-        sources=whole.sources,
-        price_source=whole.price_source,
         profile=part.profile,
-        whole=whole.name,
         share=share,
+        sms=part.sms,
     )

@@ -59,23 +59,26 @@ def _weights() -> str:
 
 
 def _devices() -> str:
-    header = ("device", "product", "memory GB", "GB/s", "bf16 TFLOP/s", "fp8", "int8", "fp4", "link GB/s", "$ per hour")
+    header = ("device", "product", "memory GB", "GB/s", "bf16 TFLOP/s", "fp8", "int8", "fp4", "link GB/s", "$ per hour", "price")
     whole = [device for device in catalogue() if device.profile is None]
     return _table("Devices", header, [_device_row(device) for device in whole])
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
-    rates = (f"{device.flops[name] / TERA:g}" if name in device.flops else "" for name in ("bf16", "fp8", "int8", "fp4"))
+    wide = f"{device.rate('bf16') / TERA:g}" + ("" if "bf16" in device.flops else " (fp16)")
+    rates = (f"{device.flops[name] / TERA:g}" if name in device.flops else "" for name in ("fp8", "int8", "fp4"))
     sizes = (f"{device.memory_bytes / GB:g}", f"{device.bytes_per_s / GB:g}")
-    return (device.name, device.product, *sizes, *rates, f"{device.link_bytes_per_s / GB:g}", _dollars(device))
+    price = f"{device.price_kind}, {device.price_read}" if device.price_read else ""
+    return (device.name, device.product, *sizes, wide, *rates, f"{device.link_bytes_per_s / GB:g}", _dollars(device), price)
 
 
 def _slices() -> str:
-    header = ("slice", "memory GB", "GB/s", "bf16 TFLOP/s", "share of price")
+    header = ("slice", "memory GB", "SMs", "GB/s", "bf16 TFLOP/s", "share of price")
     rows = [
         (
             device.name,
             f"{device.memory_bytes / GB:.1f}",
+            f"{device.sms}",
             f"{device.bytes_per_s / GB:,.0f}",
             f"{device.flops['bf16'] / TERA:.0f}",
             f"{device.share:.3f}",

@@ -18,21 +18,22 @@ def test_restarts_at_rest_ask_for_no_write(undisturbed, place, proxy, account, r
     times = ALL_RESTARTS if request.config.getoption("--all") else RESTARTS
     with harness_of(place(), proxy, account) as harness:
 
-        def restart(number):
+        def restart():
+            died = harness.life.deaths
             harness.life.kill()
-            eventually(lambda: harness.life.deaths == number and harness.life.now.counted(RUNS) >= 2, f"life {number} has looked twice")
+            eventually(lambda: harness.life.deaths > died and harness.life.now.counted(RUNS) >= 2, "the next life has looked twice")
 
         def restarts():
-            restart(1)  # does what the life before, which was not at its end, may have left undone
+            restart()  # does what the life before, which was not at its end, may have left undone
             before, begun = versions(harness.real), len(proxy.journal)
-            for number in range(2, times + 2):
-                restart(number)
+            for _ in range(times):
+                restart()
             assert list(stirred(proxy.journal[begun:])) == []
             assert versions(harness.real) == before
 
         outcome = run("grown", harness, Plan(), during=restarts)
     assert outcome.broken == []
-    assert outcome.deaths == times + 1
+    assert outcome.deaths > times  # more on a busy machine, where a leader may lose its Lease
     assert outcome.rests == undisturbed("grown").rests
 
 

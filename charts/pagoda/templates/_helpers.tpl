@@ -101,3 +101,55 @@ pagoda-first-key
 {{- end }}
 {{- $gateways }}
 {{- end }}
+
+{{- /* Where the operator serves, if not everywhere: the release's own namespace is always among them. */}}
+{{- define "pagoda.namespaces" -}}
+{{- with .Values.operator.namespaces }}{{ append . $.Release.Namespace | uniq | sortAlpha | join "," }}{{ end }}
+{{- end }}
+
+{{- /* What the operator may do in a namespace with services. */}}
+{{- define "pagoda.operatorRules" -}}
+- apiGroups: [serving.pagoda.dev]
+  resources: [inferenceservices, loraadapters]
+  verbs: [list, watch]
+- apiGroups: [serving.pagoda.dev]
+  resources: [inferenceservices/status, loraadapters/status]
+  verbs: [patch]
+# Children block their owner's deletion; where OwnerReferencesPermissionEnforcement is on (OpenShift), that takes this right.
+- apiGroups: [serving.pagoda.dev]
+  resources: [inferenceservices/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch]
+# Created: the pod that reads a model's config.json once, and the one that tries a new revision.
+- apiGroups: [""]
+  resources: [pods]
+  # Marks those that drain, deletes one that is sick and one that has read or tried.
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get, list, watch, create, patch, delete]
+# Behind a TenantQuota that asks for one.
+- apiGroups: [""]
+  resources: [resourcequotas]
+  verbs: [get, list, create, patch, delete]
+{{- end }}

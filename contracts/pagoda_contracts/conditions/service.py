@@ -139,13 +139,6 @@ POD_TEMPLATE_FORBIDDEN: Final = Reason(
     "Remove the path from spec.podTemplate, or ask the administrator to add it to spec.allow of the profile.",
     person_only=True,
 )
-UNSUPPORTED_URI: Final = Reason(
-    "UnsupportedUri",
-    STALLED,
-    "Nothing can fetch a model from the scheme of spec.model.uri.",
-    "Use one of the schemes that the message lists.",
-    person_only=True,
-)
 MODEL_REJECTED: Final = Reason(
     "ModelRejected",
     STALLED,

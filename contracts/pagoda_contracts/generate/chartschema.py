@@ -60,7 +60,7 @@ def schema() -> Schema:
         {
             "global": _ANYTHING,
             "crds": _closed({"install": _BOOLEAN, "keep": _BOOLEAN}),
-            "operator": _closed(_workload() | {"flowSchema": _BOOLEAN}),
+            "operator": _closed(_workload() | {"flowSchema": _BOOLEAN, "namespaces": _NAMESPACES}),
             "gateway": _closed(
                 _workload()
                 | {

@@ -24,9 +24,8 @@ from pagoda_contracts.resources.meta import (
     Subdomain,
     Transition,
 )
-from pagoda_contracts.resources.service import ModelUri
+from pagoda_contracts.resources.service import Digest, ModelUri
 
-Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
 _LINE: Final = StringConstraints(max_length=512)
 
 

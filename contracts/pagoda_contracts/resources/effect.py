@@ -14,7 +14,6 @@ from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 CLAIM_SCHEME: Final = "pvc://"
-SCHEMES: Final = (CLAIM_SCHEME, "hf://", "s3://", "gs://", "oci://")
 _WITH_REVISIONS: Final = ("hf://", "oci://")
 # Formats that a daemon has besides the checkpoint's own, on CPU.
 _ON_CPU: Final = ("int8",)
@@ -48,11 +47,6 @@ def has_revisions(model: ModelSpec) -> bool:
     return model.uri.startswith(_WITH_REVISIONS)
 
 
-def unsupported(uri: str) -> str:
-    """The message for an address that cannot be fetched from."""
-    return f"model.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(SCHEMES)}"
-
-
 def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
     """Why no daemon can serve on an entry, whatever the model is; None if one can. The path begins at the entry."""
     counted = entry.gpu or entry.dra
@@ -68,8 +62,6 @@ def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
 
 def notes(spec: InferenceServiceSpec) -> Iterator[Note]:
     """All that is refused or changes nothing."""
-    if not spec.model.uri.startswith(SCHEMES):
-        yield Note(("model", "uri"), unsupported(spec.model.uri))
     for index, entry in enumerate(spec.accelerators):
         if (note := not_built(spec.engine, entry)) is not None:
             yield Note(("accelerators", index, *note.path), f"refused: {note.message}")
@@ -83,7 +75,7 @@ def ignored_fields(spec: InferenceServiceSpec) -> tuple[str, ...]:
     """Names of fields that are set and change nothing."""
     words = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     # A claim's files need no credential, and only some sources have revisions.
-    fetch = () if fetched(spec) else ("model.credential", *(() if has_sidecar(spec) else ("credentials",)))
+    fetch = () if fetched(spec) else ("model.credential", "model.digest", *(() if has_sidecar(spec) else ("credentials",)))
     idle = (*_NOT_YET, *fetch, *(() if has_revisions(spec.model) else ("model.revision",)))
     # Entries on CPU say themselves what a replica requests.
     host = ("resources",) if words.get("resources") and all(entry.cpu for entry in spec.accelerators) else ()

@@ -55,6 +55,8 @@ ModelUri = Annotated[
 
 SourceRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
 
+Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
+
 
 class CacheSpec(Model):
     """Where fetched files are kept."""
@@ -67,13 +69,16 @@ class ModelSpec(Model):
 
     uri: ModelUri = Field(
         description="Where the model's files are: pvc://<claim>[/<path>], a claim in the service's namespace; hf://<org>/<name>, "
-        "s3://<bucket>/<prefix>, gs://<bucket>/<prefix> or oci://<registry>/<repository>, brought by the fetch sidecar; "
-        "az and https are accepted and not acted on yet (Stalled: UnsupportedUri)."
+        "s3://<bucket>/<prefix>, gs://<bucket>/<prefix>, az://<account>/<container>/<prefix>, oci://<registry>/<repository> or "
+        "https://<host>/<folder>, brought by the fetch sidecar."
     )
     revision: SourceRevision | None = Field(
         default=None,
         description="hf: commit, tag or branch; oci: tag or sha256:<digest>. Other sources have none. What is not pinned is what the "
         "source holds when a pod starts.",
+    )
+    digest: Digest | None = Field(
+        default=None, description="Digest of the files, sha256:<64 hex digits>. Fetched files must have this digest."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16)] = Field(
         default=(),
@@ -81,6 +86,11 @@ class ModelSpec(Model):
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     credential: DnsName | None = Field(default=None, description="The entry of spec.credentials that fetches it.")
+    service_account_name: Subdomain | None = Field(
+        default=None,
+        description="A ServiceAccount in the service's namespace, for its replicas. Without a credential, its cloud identity (IRSA, EKS "
+        "Pod Identity, workload identity of GKE and Azure) reads the model from s3, gs or az.",
+    )
     cache: CacheSpec | None = Field(
         default=None, description="Where fetched files are kept between pods. If absent, each pod has a volume of its own."
     )

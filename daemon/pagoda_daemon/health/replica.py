@@ -82,6 +82,7 @@ class Replica:
     listening: bool = True
     in_flight: int = 0
     turned_away: int = 0  # before the engine heard of them: too many requests, or too many bytes of them, were held
+    waking: int = 0  # requests that wait until their adapter is loaded
     preparations: Preparations = field(default_factory=Preparations)
     loop_beat: float = 0.0
     engine_beat: float = 0.0

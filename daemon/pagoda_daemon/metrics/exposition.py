@@ -116,11 +116,12 @@ class Exposition:
 
 def _engine(replica: Replica) -> Scalars:
     stats, tally, limits = replica.stats, replica.tally, replica.limits
+    deferred = tally.deferred + stats.compiling + replica.waking
     config = {(str(limits.block_size), str(limits.blocks_total)): 1} if limits else {}
     return {
         names.REQUESTS_RUNNING: stats.running,
-        names.REQUESTS_WAITING: stats.waiting + tally.deferred + stats.compiling,
-        names.WAITING_BY_REASON: {("capacity",): stats.waiting, ("deferred",): tally.deferred + stats.compiling},
+        names.REQUESTS_WAITING: stats.waiting + deferred,
+        names.WAITING_BY_REASON: {("capacity",): stats.waiting, ("deferred",): deferred},
         names.KV_USAGE: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
         names.CACHE_CONFIG: config,
         names.SLEEP_STATE: {(state,): state == "awake" for state in _SLEEP},

@@ -11,18 +11,19 @@ from typing import Final, NamedTuple
 
 from pagoda_fetch.core.errors import ConfigRejected, Unsupported
 
-SCHEMES: Final = ("hf", "s3", "gs", "oci", "pvc")
+SCHEMES: Final = ("hf", "s3", "gs", "az", "oci", "https", "pvc")
 _MAX_LENGTH: Final = 512
 _ADDRESS: Final = re.compile(r"([a-z0-9]+)://([A-Za-z0-9][A-Za-z0-9._:-]*)((?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)/?")
 _REVISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-# Segments that an address needs below its host: hf://org/name, oci://registry/repository.
-_LEAST_SEGMENTS: Final = {"hf": 1, "oci": 1}
+# Segments that an address needs below its host: hf://org/name, oci://registry/repository, az://account/container, https://host/folder.
+_LEAST_SEGMENTS: Final = {"hf": 1, "oci": 1, "az": 1, "https": 1}
 
 
 class Address(NamedTuple):
-    """Where files are. `host` is an organisation (hf), a bucket (s3, gs), a registry (oci) or a claim (pvc)."""
+    """Where files are. `host` is an organisation (hf), a bucket (s3, gs), a storage account (az), a registry (oci), a web server (https) or
+    a claim (pvc)."""
 
     scheme: str
     host: str
@@ -59,7 +60,7 @@ def parse(uri: str, revision: str = "") -> Address:
         raise ConfigRejected(f"address {uri!r}: {scheme}:// needs a name after {host!r}")
     if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise ConfigRejected(f"the revision must be a commit, tag, branch or digest of at most 128 characters, got {revision!r}")
-    if revision and scheme in ("s3", "gs", "pvc"):
+    if revision and scheme in ("s3", "gs", "az", "https", "pvc"):
         raise ConfigRejected(f"revision {revision!r}: {scheme}:// has no revisions; put it into the path")
     return Address(scheme, host, path, revision)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pagoda_contracts.names import POD_IDENTITY
+
 from pagoda_fetch.core.errors import ConfigRejected
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -21,6 +23,13 @@ DOCKER: Final = ".dockerconfigjson"
 WORDS: Final = (
     *("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"),
     *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_BASE_URL", "OCI_USERNAME", "OCI_PASSWORD"),
+    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ENDPOINT"),
+)
+# What platforms set in pods whose ServiceAccount has a cloud identity: IRSA, EKS Pod Identity, Azure workload identity. (GKE sets nothing.)
+IDENTITY_WORDS: Final = (
+    *("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_SESSION_NAME", "AWS_ENDPOINT_URL_STS"),
+    *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST"),
 )
 # Keys of Secrets as people make them, and as `kubernetes.io/basic-auth` has them.
 _ALIASES: Final = {"token": "HF_TOKEN", "username": "OCI_USERNAME", "password": "OCI_PASSWORD", "key.json": "GOOGLE_SERVICE_ACCOUNT_KEY"}
@@ -32,6 +41,8 @@ class Credential:
 
     words: Mapping[str, str] = field(default_factory=dict, repr=False)
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    # Whether it is the cloud identity of the pod's ServiceAccount.
+    identity: bool = False
 
     def get(self, word: str) -> str:
         """A word's value; empty where it is not given."""
@@ -46,7 +57,9 @@ class Credential:
 
 
 def load(name: str, root: Path, environment: Mapping[str, str]) -> Credential:
-    """The named credential; the environment's words where none is named (a person's shell)."""
+    """The named credential; the environment's words where none is named (a person's shell); the pod's own identity for POD_IDENTITY."""
+    if name == POD_IDENTITY:
+        return Credential({word: environment[word] for word in IDENTITY_WORDS if environment.get(word)}, identity=True)
     if not name:
         return Credential({word: environment[word] for word in WORDS if environment.get(word)})
     if _NAME.fullmatch(name) is None or not (folder := root / name).is_dir():

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pagoda_contracts.names import CLAIMS_MOUNT, CREDENTIALS_MOUNT, FETCHED_LINK, MODEL_MOUNT, PORT_FETCH, PORT_FETCH_PROBES
+from pagoda_contracts.names import CLAIMS_MOUNT, CREDENTIALS_MOUNT, FETCHED_LINK, MODEL_MOUNT, POD_IDENTITY, PORT_FETCH, PORT_FETCH_PROBES
 from pagoda_contracts.units import parse_duration, parse_quantity
 
 from pagoda_fetch.core.address import check_digest, parse
-from pagoda_fetch.core.credentials import WORDS
+from pagoda_fetch.core.credentials import IDENTITY_WORDS, WORDS
 from pagoda_fetch.core.errors import ConfigRejected
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.download.job import Order
@@ -79,7 +79,7 @@ def _surroundings(given: argparse.Namespace, environment: Mapping[str, str]) -> 
     if not hub.startswith(("https://", "http://")):
         raise ConfigRejected(f"the hub must be https://… or http://…, got {hub!r}")
     plain = given.plain_registry or environment.get("PAGODA_PLAIN_REGISTRIES", "").split(",")
-    words = {word: environment[word] for word in WORDS if environment.get(word)}
+    words = {word: environment[word] for word in (*WORDS, *IDENTITY_WORDS) if environment.get(word)}
     return Surroundings(hub, given.credentials, given.claims, frozenset(filter(None, plain)), words, _limits(given))
 
 
@@ -92,7 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pagoda-fetch", description="Brings models and adapters to a replica, verified.")
     commands = parser.add_subparsers(dest="command", metavar="{fetch,inspect,serve}", required=True)
     fetch = commands.add_parser("fetch", help="fetch a model into a folder")
-    fetch.add_argument("uri", help="hf://org/name, s3://bucket/prefix, gs://bucket/prefix, oci://registry/repository, pvc://claim/path")
+    fetch.add_argument(
+        "uri",
+        help="hf://org/name, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, oci://registry/repository, "
+        "https://host/folder, pvc://claim/path",
+    )
     fetch.add_argument("--to", type=Path, required=True, help="the store: the model is in DIR/sha256-…", metavar="DIR")
     fetch.add_argument("--link", type=Path, help="a link that points at the finished model")
     inspect = commands.add_parser("inspect", help="print the model's config and sizes as one JSON line")
@@ -113,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 def _common(command: argparse.ArgumentParser) -> None:
     text, places = command.add_argument, {"credentials": CREDENTIALS_MOUNT, "claims": CLAIMS_MOUNT}
     text("--revision", default="", help="commit, tag or branch (hf), tag or digest (oci)")
-    text("--credential", default="", help="name of a folder below --credentials")
+    text("--credential", default="", help=f"name of a folder below --credentials; {POD_IDENTITY}: the cloud identity of the pod")
     for name, default in places.items():
         text(f"--{name}", type=Path, default=Path(default), help="where they are mounted (default: %(default)s)", metavar="DIR")
     text("--hub", help=f"endpoint of the hub (HF_ENDPOINT; default: {_HUB})")

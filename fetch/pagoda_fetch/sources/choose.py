@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagoda_fetch.core.address import Address
@@ -11,6 +11,7 @@ from pagoda_fetch.core.credentials import Credential, load
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.claim import Claim
+from pagoda_fetch.sources.folder import Folder
 from pagoda_fetch.sources.hub import Hub
 from pagoda_fetch.sources.objects import Objects
 from pagoda_fetch.sources.registry import Registry
@@ -37,11 +38,13 @@ def source(address: Address, credential: str, around: Surroundings) -> Source:
         return Registry(address, proof, around.plain_registries, around.limits)
     if address.scheme == "pvc":
         return Claim(address, around.claims, around.limits)
+    if address.scheme == "https":
+        return Folder(address, around.limits)
     return Objects(address, proof, around.limits)
 
 
 def _with_endpoints(proof: Credential, environment: Mapping[str, str]) -> Credential:
     """Where a credential names no endpoint or region, the pod's own words count: an administrator's stores."""
-    words = ("AWS_ENDPOINT_URL", "AWS_REGION", "GOOGLE_BASE_URL")
+    words = ("AWS_ENDPOINT_URL", "AWS_REGION", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT")
     known = {word: environment[word] for word in words if environment.get(word)}
-    return Credential({**known, **proof.words}, proof.registries)
+    return replace(proof, words={**known, **proof.words})

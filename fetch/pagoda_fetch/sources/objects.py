@@ -1,18 +1,20 @@
-"""s3://bucket/prefix and gs://bucket/prefix, by obstore.
+"""s3://bucket/prefix, gs://bucket/prefix and az://account/container/prefix, by obstore.
 
-Without a credential requests go unsigned: a pod must not borrow its node's identity from a metadata server.
+Without a credential requests go unsigned: a pod must not borrow its node's identity from a metadata server. With the pod's own identity
+they are signed by what the platform gave to its ServiceAccount. On GKE that comes from the metadata server.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
-from obstore.store import GCSStore, S3Store
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from pagoda_fetch.core.address import Address
 from pagoda_fetch.core.credentials import Credential
@@ -26,6 +28,7 @@ _MAX_OBJECTS: Final = 20_000
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _STATUS: Final = re.compile(r"\b(40[0-9]|4[1-9]\d|5\d\d)\b")
 _DEFAULT_REGION: Final = "us-east-1"
+_Store = S3Store | GCSStore | AzureStore
 
 
 class Objects:
@@ -33,11 +36,10 @@ class Objects:
 
     def __init__(self, address: Address, credential: Credential, limits: Limits) -> None:
         self._uri = address.uri
-        self._prefix = address.path
+        self._prefix = address.path.partition("/")[2] if address.scheme == "az" else address.path
         self._limits = limits
-        make = _s3 if address.scheme == "s3" else _gcs
         try:
-            self._store: S3Store | GCSStore = make(address.host, credential, limits)
+            self._store: _Store = _STORES[address.scheme](address, credential, limits)
         except (BaseError, ValueError) as error:
             raise ConfigRejected(f"{self._uri}: the store refuses its configuration ({type(error).__name__})") from None
 
@@ -82,23 +84,75 @@ class Objects:
         return Changed(where) if isinstance(error, PreconditionError) else Unreachable(where)
 
 
-def _s3(bucket: str, credential: Credential, limits: Limits) -> S3Store:
-    key, endpoint = credential.get("AWS_ACCESS_KEY_ID"), credential.get("AWS_ENDPOINT_URL")
-    config: Any = {"region": credential.get("AWS_REGION") or _DEFAULT_REGION, "skip_signature": not key}
+def _s3(address: Address, credential: Credential, limits: Limits) -> S3Store:
+    endpoint = credential.get("AWS_ENDPOINT_URL")
+    config: Any = {"region": credential.get("AWS_REGION") or _DEFAULT_REGION} | _aws_proof(credential)
     config |= {"endpoint": endpoint} if endpoint else {}
-    if key:
-        config |= {"access_key_id": key, "secret_access_key": credential.get("AWS_SECRET_ACCESS_KEY")}
-        config |= {"session_token": token} if (token := credential.get("AWS_SESSION_TOKEN")) else {}
-    options: Any = _client(endpoint, limits)
-    return S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 0})
+    options: Any = _client(endpoint or credential.get("AWS_ENDPOINT_URL_STS"), limits)
+    return S3Store(address.host, config=config, client_options=options, retry_config={"max_retries": 0})
 
 
-def _gcs(bucket: str, credential: Credential, limits: Limits) -> GCSStore:
+def _aws_proof(credential: Credential) -> dict[str, Any]:
+    if credential.identity:
+        found = _known(credential, _AWS_IDENTITY)
+        if "container_credentials_full_uri" not in found and not {"role_arn", "web_identity_token_file"} <= found.keys():
+            raise ConfigRejected(_NO_IDENTITY.format("AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, or AWS_CONTAINER_CREDENTIALS_FULL_URI"))
+        return found
+    return _known(credential, _AWS_KEYS) if credential.get("AWS_ACCESS_KEY_ID") else {"skip_signature": True}
+
+
+def _gcs(address: Address, credential: Credential, limits: Limits) -> GCSStore:
     account, endpoint = credential.get("GOOGLE_SERVICE_ACCOUNT_KEY"), credential.get("GOOGLE_BASE_URL")
-    config: Any = {"service_account_key": account} if account else {"skip_signature": True}
+    config: Any = {"service_account_key": account} if account else {"skip_signature": not credential.identity}
     config |= {"base_url": endpoint} if endpoint else {}
     options: Any = _client(endpoint, limits)
-    return GCSStore(bucket, config=config, client_options=options, retry_config={"max_retries": 0})
+    return GCSStore(address.host, config=config, client_options=options, retry_config={"max_retries": 0})
+
+
+def _azure(address: Address, credential: Credential, limits: Limits) -> AzureStore:
+    endpoint = credential.get("AZURE_STORAGE_ENDPOINT")
+    config: Any = {"account_name": address.host} | _azure_proof(credential)
+    config |= {"endpoint": f"{endpoint.rstrip('/')}/{address.host}"} if endpoint else {}
+    options: Any = _client(endpoint, limits)
+    return AzureStore(address.path.partition("/")[0], config=config, client_options=options, retry_config={"max_retries": 0})
+
+
+def _azure_proof(credential: Credential) -> dict[str, Any]:
+    if credential.identity:
+        found = _known(credential, _AZURE_IDENTITY)
+        if not {"client_id", "tenant_id", "federated_token_file"} <= found.keys():
+            raise ConfigRejected(_NO_IDENTITY.format("AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_FEDERATED_TOKEN_FILE"))
+        return found | {"credential_type": "workload_identity"}
+    return _known(credential, _AZURE_KEYS) or {"skip_signature": True}
+
+
+_NO_IDENTITY: Final = "the pod has no cloud identity: its platform sets {} in pods whose ServiceAccount has one"
+_AWS_KEYS: Final = {
+    "access_key_id": "AWS_ACCESS_KEY_ID",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+}
+_AWS_IDENTITY: Final = {
+    "role_arn": "AWS_ROLE_ARN",
+    "web_identity_token_file": "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "role_session_name": "AWS_ROLE_SESSION_NAME",
+    "endpoint_url_sts": "AWS_ENDPOINT_URL_STS",
+    "container_credentials_full_uri": "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "container_authorization_token_file": "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+}
+_AZURE_KEYS: Final = {"account_key": "AZURE_STORAGE_ACCOUNT_KEY", "sas_key": "AZURE_STORAGE_SAS_TOKEN"}
+_AZURE_IDENTITY: Final = {
+    "client_id": "AZURE_CLIENT_ID",
+    "tenant_id": "AZURE_TENANT_ID",
+    "federated_token_file": "AZURE_FEDERATED_TOKEN_FILE",
+    "authority_host": "AZURE_AUTHORITY_HOST",
+}
+_STORES: Final[Mapping[str, Callable[[Address, Credential, Limits], _Store]]] = MappingProxyType({"s3": _s3, "gs": _gcs, "az": _azure})
+
+
+def _known(credential: Credential, words: Mapping[str, str]) -> dict[str, Any]:
+    """Those that are given, by obstore's names."""
+    return {name: value for name, word in words.items() if (value := credential.get(word))}
 
 
 def _client(endpoint: str, limits: Limits) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
+from platform import machine
+from types import MappingProxyType
 from typing import Any, Final
 
 from pagoda_fetch.core.address import Address
@@ -18,14 +20,15 @@ from pagoda_fetch.core.credentials import Credential
 from pagoda_fetch.core.errors import Forbidden, Mismatch, Refused, Unsupported
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Checksum, Listing, RemoteFile, select
-from pagoda_fetch.sources.web import Web, parsed, url_of
+from pagoda_fetch.sources.web import Web, base_url, parsed, url_of
 
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _DOCKER: Final = "application/vnd.docker.distribution.manifest.v2+json"
+_INDEXES: Final = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_ARCHITECTURES: Final = MappingProxyType({"x86_64": "amd64", "aarch64": "arm64"})
 _TITLES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
-_LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?")
 _MAX_LAYERS: Final = 10_000
 _UNAUTHORIZED: Final = frozenset((HTTPStatus.UNAUTHORIZED.value,))
 
@@ -35,8 +38,7 @@ class Registry:
 
     def __init__(self, address: Address, credential: Credential, plain: frozenset[str], limits: Limits) -> None:
         host = address.host
-        scheme = "http" if host in plain or _LOOPBACK.fullmatch(host) else "https"
-        self._base = f"{scheme}://{host}/v2/{address.path}"
+        self._base = f"{base_url(host, plain)}/v2/{address.path}"
         self._repository = address.path
         self._reference = address.revision or "latest"
         self._login = credential.registry(host)
@@ -49,19 +51,26 @@ class Registry:
         digest, manifest = await self._manifest()
         layers = manifest.get("layers")
         if not isinstance(layers, list) or not layers or len(layers) > _MAX_LAYERS:
-            raise Refused(f"{self._base}: the manifest has no layers (an index is not taken: name one manifest)")
+            raise Refused(f"{self._base}: the manifest has no layers")
         files = [_file(layer) for layer in layers]
         return select([file for file in files if file is not None], self._limits, revision=digest)
 
     async def _manifest(self) -> tuple[str, Mapping[str, Any]]:
-        url = f"{self._base}/manifests/{self._reference}"
-        accept = {"accept": f"{_MANIFEST}, {_DOCKER}"}
+        """By the reference; where that is an index, the manifest of it that fits this machine."""
+        digest, manifest = await self._document(self._reference)
+        if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
+            return await self._document(_of_index(manifest.get("manifests"), f"{self._base}: the index {self._reference}"))
+        return digest, manifest
+
+    async def _document(self, reference: str) -> tuple[str, Mapping[str, Any]]:
+        url = f"{self._base}/manifests/{reference}"
+        accept = {"accept": ", ".join((_MANIFEST, _DOCKER, *_INDEXES))}
         response, body = await self._web.document(url, accept | self._headers, take=_UNAUTHORIZED)
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             self._headers = await self._prove(response.headers.get("www-authenticate", ""))
             response, body = await self._web.document(url, accept | self._headers)
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-        if self._reference.startswith("sha256:") and digest != self._reference:
+        if reference.startswith("sha256:") and digest != reference:
             raise Mismatch(f"{url}: the manifest has digest {digest}")
         manifest = parsed(body, url)
         if not isinstance(manifest, dict):
@@ -103,6 +112,17 @@ class Registry:
     async def close(self) -> None:
         """Ends its connections."""
         await self._web.close()
+
+
+def _of_index(entries: Any, whence: str) -> str:
+    """The digest of the only manifest, or of the one for this machine's platform. A descriptor of another kind has no platform of ours."""
+    known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    mine = {"os": "linux", "architecture": _ARCHITECTURES.get(machine(), machine())}
+    fitting = [entry for entry in known if isinstance(platform := entry.get("platform"), dict) and mine.items() <= platform.items()]
+    found = known if len(known) == 1 else fitting[:1]
+    if not found or not _DIGEST.fullmatch(str(found[0].get("digest"))):
+        raise Refused(f"{whence} has {len(known)} manifests, and not one for {mine['os']}/{mine['architecture']}: name a manifest's digest")
+    return str(found[0]["digest"])
 
 
 def _file(layer: Any) -> RemoteFile | None:

@@ -1,6 +1,6 @@
 """HTTP as fetch needs it: bounded answers, streams from an offset, and redirects that never carry a credential elsewhere.
 
-Called by the hub and registry sources. Every answer that is not a success becomes an error of the one tree.
+Called by the sources that speak HTTP themselves. Every answer that is not a success becomes an error of the one tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ _MAX_DOCUMENT: Final = 4 * 1024 * 1024
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _PATIENCE: Final = frozenset((408, 409, 425, 429))
 _RANGE: Final = re.compile(r"bytes (\d+)-")
+_LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?")
 Headers = Mapping[str, str]
+
+
+def base_url(host: str, plain: frozenset[str] = frozenset()) -> str:
+    """With TLS, but for the hosts in `plain` and for loopback."""
+    return f"{'http' if host in plain or _LOOPBACK.fullmatch(host) else 'https'}://{host}"
 
 
 class Web:
@@ -37,12 +43,14 @@ class Web:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def open(self, url: str, headers: Headers, *, take: frozenset[int] = frozenset()) -> AsyncIterator[httpx2.Response]:
+    async def open(
+        self, url: str, headers: Headers, *, take: frozenset[int] = frozenset(), method: str = "GET"
+    ) -> AsyncIterator[httpx2.Response]:
         """A successful answer, its body unread; answers with a status in `take` are given back too."""
         current, sent = url_of(url), dict(headers)
         for _ in range(_MAX_HOPS + 1):
             try:
-                request = self._client.build_request("GET", current, headers=sent)
+                request = self._client.build_request(method, current, headers=sent)
                 response = await self._client.send(request, stream=True)
             except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
                 raise Unreachable(f"{place(current)}: {type(error).__name__}") from None

@@ -177,9 +177,7 @@ class RequestLife:
             try:
                 yield
             except Refused as refusal:
-                self._counters.cache.mark_refused(endpoint)
-                if isinstance(refusal, Overloaded):
-                    self.overloaded.add(endpoint.name)
+                self._refused(endpoint, refusal)
                 if refusal.reason == UNREACHABLE:
                     self._judged(broken=True)
                 raise
@@ -192,6 +190,15 @@ class RequestLife:
             except UpstreamDied:
                 self._tried(failed=True, broken=True)
                 raise
+
+    def _refused(self, endpoint: Endpoint, refusal: Refused) -> None:
+        overloaded = isinstance(refusal, Overloaded)
+        if overloaded and endpoint.must_load(self.request.model):
+            self._counters.cache.mark_no_place(endpoint)
+        else:
+            self._counters.cache.mark_refused(endpoint)
+        if overloaded:
+            self.overloaded.add(endpoint.name)
 
     def repicked(self, reason: str) -> None:
         """The attempt failed without loss; the next one begins."""

@@ -81,6 +81,7 @@ class Endpoint:
     frame_made_ms: float = 0.0
     connected: bool = False  # the state stream is open
     refused: bool = False  # it has refused a request since its last frame
+    no_place: bool = False  # it had no place for another adapter since its last frame
     in_flight: int = 0  # requests of this gateway that are under way there
     in_flight_at_frame: int = 0
     sent_tokens: int = 0  # of prompts that this gateway has sent there since the last frame
@@ -102,6 +103,10 @@ class Endpoint:
     def has_loaded(self, adapter: str) -> bool:
         """Whether the adapter is in its memory."""
         return self.frame is not None and adapter in self.frame.loaded
+
+    def must_load(self, model: str) -> bool:
+        """Whether it has to load an adapter for such a request."""
+        return bool(self.adapter(model)) and not self.has_loaded(model)
 
     def will_have(self, model: str) -> bool:
         """Whether the name stands for a LoRA here, or will."""

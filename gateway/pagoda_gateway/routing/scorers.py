@@ -59,7 +59,7 @@ def fair_share(endpoint: Endpoint, request: RoutingRequest) -> float:
 
 def adapter_load(endpoint: Endpoint, request: RoutingRequest) -> float:
     """Minus 1 for an endpoint that would have to load the request's adapter first."""
-    return -float(bool(endpoint.adapter(request.model)) and not endpoint.has_loaded(request.model))
+    return -float(endpoint.must_load(request.model))
 
 
 def kv_headroom(endpoint: Endpoint, request: RoutingRequest) -> float:

@@ -72,6 +72,8 @@ def judge_for(endpoint: Endpoint, request: RoutingRequest, tried: Mapping[str, i
         return verdict
     if tried.get(endpoint.name) == frame.sequence:
         return Verdict.TRIED
+    if endpoint.no_place and endpoint.must_load(request.model):
+        return Verdict.REFUSED
     named = not frame.served_names or request.model in frame.served_names or request.model in frame.adapters
     return verdict if named else Verdict.OTHER_NAME
 

@@ -122,7 +122,7 @@ class EndpointCache:
             endpoint.failures = outliers.back(endpoint.failures, now_ms)
         endpoint.frame_made_ms = sent_at_ms + offset
         endpoint.frame, endpoint.in_flight_at_frame, endpoint.sent_tokens = frame, endpoint.in_flight, 0
-        endpoint.connected, endpoint.refused = True, False
+        endpoint.connected, endpoint.refused, endpoint.no_place = True, False, False
         if prefixes.reset:
             endpoint.resident.clear()
         endpoint.resident.difference_update(prefixes.lost)
@@ -166,6 +166,10 @@ class EndpointCache:
     def mark_refused(self, endpoint: Endpoint) -> None:
         """Records a refusal: no request goes there before its next frame."""
         endpoint.refused = True
+
+    def mark_no_place(self, endpoint: Endpoint) -> None:
+        """Records a refusal that may be the adapter's: no request that has to load one goes there before its next frame."""
+        endpoint.no_place = True
 
     # Queries
 

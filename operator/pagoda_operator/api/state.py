@@ -205,6 +205,8 @@ class Observed:
     taken: tuple[Taken, ...] = ()
     # The names of the LoraAdapters that its replicas should have.
     adapter_names: tuple[str, ...] = ()
+    # How many adapters no other replica has in memory, by the pod's uid, as replicas said last.
+    sole_adapters: Mapping[str, int] = field(default_factory=dict)
     # The daemons' answers to their last order, by the pod's uid; empty after a restart.
     answers: Mapping[str, Answer] = field(default_factory=dict)
     # Since when pods have no node for another reason than a lack of free devices, by uid (observe.py).

@@ -79,16 +79,22 @@ async def _sent_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
 
 
 class KubeCluster:
-    """The verbs that observing and applying need. `retries` is the budget for repeated reads; the Lease's client has none."""
+    """The verbs that observing and applying need. `retries` is the budget for repeated reads; the Lease's client has none. `namespaces`:
+    what a list of all namespaces consists of; empty for all."""
 
     def __init__(
-        self, configuration: Configuration, hooks: Hooks = _NO_HOOKS, timeout: float = _TIMEOUT, retries: RetryBudget | None = None
+        self,
+        configuration: Configuration,
+        hooks: Hooks = _NO_HOOKS,
+        timeout: float = _TIMEOUT,
+        retries: RetryBudget | None = None,
+        namespaces: Sequence[str] = (),
     ) -> None:
         if retries is not None:
             configuration = copy(configuration)
             configuration.client_session_kwargs = (configuration.client_session_kwargs or {}) | {"middlewares": (_sent_once,)}
         self._api = ApiClient(configuration)
-        self._retries = retries
+        self._retries, self._namespaces = retries, namespaces
         self._api.user_agent = "pagoda-operator"
         self._hooks = hooks
         self._timeout = timeout
@@ -110,8 +116,10 @@ class KubeCluster:
         return None if answer.status == HTTPStatus.NOT_FOUND else answer.checked()
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> Sequence[Json]:
-        """The objects with these labels; a quorum read."""
-        return (await self.listed(resource, namespace, label=selector)).items
+        """The objects with these labels, in one namespace or (if that is "") in all; a quorum read."""
+        scopes = (namespace,) if namespace else self._namespaces or ("",)
+        lists = await asyncio.gather(*(self.listed(resource, scope, label=selector) for scope in scopes))
+        return [body for found in lists for body in found.items]
 
     async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
         """The objects with this label, or the one of this name, and the list's version; a quorum read."""

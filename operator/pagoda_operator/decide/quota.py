@@ -8,7 +8,7 @@ everything that is in use or promised, so no order of events exceeds a cap. If a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -40,6 +40,10 @@ class Quota:
     def counts(self, namespace: str) -> bool:
         """Whether services in the namespace are the tenant's."""
         return namespace in self.namespaces
+
+    def within(self, served: Collection[str]) -> Quota:
+        """As an operator that serves in these namespaces only (empty: in all) keeps it: it makes no native quota elsewhere."""
+        return replace(self, native=self.native and (not served or self.namespaces <= set(served)))
 
 
 def parse_quota(body: Json) -> Quota:

@@ -6,6 +6,7 @@ confirmed is in memory only, so a restarted operator asks again, and so does any
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -86,6 +87,13 @@ class Adapters:
         """Which adapters the service's replicas should have."""
         adapters = [one for one in self._caches.all(ADAPTERS) if one.service == key]
         return catalogue(self._host(key, observed), adapters) if adapters else Catalogue()
+
+    def sole(self, key: Key) -> Mapping[str, int]:
+        """How many adapters no other replica has in memory, by the pod's uid."""
+        answers = self._known[key].answers if key in self._known else {}
+        loaded = {uid: _loaded(answer.found) for uid, answer in answers.items()}
+        copies = Counter(name for names in loaded.values() for name in names)
+        return {uid: sum(copies[name] == 1 for name in names) for uid, names in loaded.items()}
 
     async def run(self, key: Key, observed: Observed) -> float | None:
         """Sends what is to be sent and writes statuses; returns in how many seconds to look again."""

@@ -136,6 +136,7 @@ class Reconciler:
             callers=self._settings.callers,
             taken=dependencies.name_owners.taken(key),
             adapter_names=dependencies.adapters.catalogue(key, observed).names,
+            sole_adapters=dependencies.adapters.sole(key),
             faults=dependencies.faults(),
             inventory=dependencies.inventory() if observed.asks_for_devices else Inventory(),
             sizes=dependencies.sizes(),

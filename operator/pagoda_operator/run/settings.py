@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
 from pagoda_contracts.resources.profile import ServingProfileSpec
@@ -22,10 +23,13 @@ NAMESPACE = "PAGODA_NAMESPACE"
 DEFAULT_PROFILE_FILE = "PAGODA_DEFAULT_PROFILE"
 CALLERS_FILE = "PAGODA_CALLERS"
 GATEWAYS = "PAGODA_GATEWAYS"
+NAMESPACES = "PAGODA_NAMESPACES"
 TOKEN_FILE = "PAGODA_TOKEN"  # noqa: S105 (a variable's name)
 # As the chart sets them from the pod's own fields.
 POD_NAME = "POD_NAME"
 POD_NAMESPACE = "POD_NAMESPACE"
+
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,6 +53,8 @@ class Settings(NamedTuple):
     # The namespace of the Lease; None: this process uses none, and must be the only one.
     lease_namespace: str | None = None
     identity: str = ""
+    # Where services are served; empty: in all namespaces.
+    namespaces: tuple[str, ...] = ()
     # Whether each run is logged: how long it was queued, how long it took, and how long it waited for the API server.
     debug: bool = False
 
@@ -65,6 +71,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     parser.add_argument("--namespace", help=f"where the Lease is kept (default: ${POD_NAMESPACE}; without either there is no Lease)")
     parser.add_argument("--identity", help=f"holder of the Lease, unique (default: ${POD_NAME}, else host name and a number)")
     parser.add_argument("--no-lease", action="store_true", help="work without a Lease: only if no other operator runs")
+    parser.add_argument("--namespaces", help=f"serve in these only, with commas between them (default: ${NAMESPACES}, else all)")
     parser.add_argument("--debug", action="store_true", help="log each run: how long it was queued, took and waited")
     options = parser.parse_args(arguments)
     return Settings(
@@ -79,6 +86,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         metrics_port=options.metrics_port,
         lease_namespace=None if options.no_lease else options.namespace or environment.get(POD_NAMESPACE) or None,
         identity=options.identity or environment.get(POD_NAME) or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+        namespaces=_namespaces(options.namespaces if options.namespaces is not None else environment.get(NAMESPACES, "")),
         debug=options.debug,
     )
 
@@ -89,6 +97,14 @@ def _gateways(text: str) -> tuple[str, ...]:
         host, _, port = name.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise SettingsError(f"--gateways: {name!r} is not an address; it must be host:port, or several with commas between them")
+    return names
+
+
+def _namespaces(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if not _LABEL.fullmatch(name):
+            raise SettingsError(f"--namespaces: {name!r} is not a namespace; it must be names of namespaces with commas between them")
     return names
 
 

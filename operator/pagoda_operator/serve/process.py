@@ -72,7 +72,7 @@ async def run(settings: Settings) -> int:
     means = Means(apart=apart.do)
     lease: Leadership = Lease(lease_client, settings.lease_namespace, settings.identity, means) if settings.lease_namespace else Alone()
     retries = RetryBudget(time.monotonic, random.Random())  # noqa: S311 (spreads load)
-    made = core(settings, lease, partial(KubeCluster, configuration, retries=retries))
+    made = core(settings, lease, partial(KubeCluster, configuration, retries=retries, namespaces=settings.namespaces))
     servers = [serve_probes(made.liveness, settings.probes_port), made.metrics.serve(settings.metrics_port)]
     structlog.get_logger().info("serving", probes=servers[0].server_address[1], metrics=servers[1].server_address[1])
     beat = asyncio.create_task(made.liveness.beat())  # before the first request to an API server that may not answer
@@ -80,7 +80,8 @@ async def run(settings: Settings) -> int:
     register(registry, made.caches, configuration.host, lambda: watch_session(configuration, made.liveness.watched))
     reflectors = Reflectors(api, made.caches, made.liveness, await _present(made.cluster), settings.resync)
     try:
-        return await _first_end(kopf.operator(registry=registry, clusterwide=True, standalone=True), [beat, *parts(made, reflectors)])
+        watching = kopf.operator(registry=registry, clusterwide=not settings.namespaces, namespaces=settings.namespaces, standalone=True)
+        return await _first_end(watching, [beat, *parts(made, reflectors)])
     finally:
         await lease.release(answered=made.cluster.answered)
         for server in servers:
@@ -138,7 +139,7 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
     metrics = Metrics(time.monotonic)
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
     triggers = Triggers(queue)
-    caches = Caches(triggers.changed)
+    caches = Caches(triggers.changed, settings.namespaces)
 
     def wrote(resource: Resource, verb: str, body: Json) -> None:
         caches.wrote(resource, verb, body)
@@ -159,7 +160,13 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     view = InventoryView(made.caches)
     inventory = NodePools(made.cluster, view, settings.lease_namespace, time.time)
     keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "")
-    quotas = Quotas(made.cluster, partial(made.caches.all, QUOTAS), made.queue.add, time.monotonic, made.lease.settled)
+    quotas = Quotas(
+        made.cluster,
+        lambda: [quota.within(settings.namespaces) for quota in made.caches.all(QUOTAS)],
+        made.queue.add,
+        time.monotonic,
+        made.lease.settled,
+    )
     usages = QuotaUsages()
     status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages=usages)
     events, owners = Recorder(made.cluster, settings.identity), made.triggers.name_owners

@@ -51,25 +51,26 @@ class Reflectors:
     def __init__(self, api: Api, caches: Caches, liveness: Liveness, present: Iterable[Resource], resync: float) -> None:
         here, every_s = frozenset(present), min(resync, LIST_EVERY_S)
         self._reflectors = {
-            resource: Reflector(api, kind_of(caches, resource), cache, _signs(liveness, resource), every_s)
-            for resource, cache in caches.kinds.items()
+            (resource, scope): Reflector(api, kind_of(caches, resource, scope), cache, _signs(liveness, resource, scope), every_s)
+            for resource, scope, cache in caches.each()
             if resource not in OPTIONAL_KINDS or resource in here
         }
         liveness.expect(len(self._reflectors) + 1)  # and the definitions that Kopf looks for
 
     def runs(self) -> list[Awaitable[None]]:
         """Their runs, until cancelled."""
-        return [found.run_lists() if resource in KOPF_KINDS else found.run() for resource, found in self._reflectors.items()]
+        return [found.run_lists() if resource in KOPF_KINDS else found.run() for (resource, _), found in self._reflectors.items()]
 
     async def list_all(self) -> None:
         """Lists every kind by a quorum read, however long that takes: a leader that decided before would take devices in use for free."""
-        await asyncio.gather(*(_until_listed(resource, reflector) for resource, reflector in self._reflectors.items()))
+        await asyncio.gather(*(_until_listed(resource, reflector) for (resource, _), reflector in self._reflectors.items()))
 
 
-def kind_of(caches: Caches, resource: Resource) -> Kind[Seen]:
-    """Children are listed by a service's label. Pods are all listed, since placement needs the devices that others use."""
+def kind_of(caches: Caches, resource: Resource, namespace: str) -> Kind[Seen]:
+    """Children are listed by a service's label. Pods are all listed, since placement needs the devices that others use. `namespace`: "" for
+    all."""
     query = (("labelSelector", LABEL_SERVICE),) if resource in CHILD_RESOURCES else ()
-    return Kind(path_of(resource), caches.reader_of(resource), query)
+    return Kind(path_of(resource, namespace), caches.reader_of(resource), query)
 
 
 async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
@@ -82,10 +83,10 @@ async def _until_listed(resource: Resource, reflector: Reflector[Seen]) -> None:
         await asyncio.sleep(_TRY_AGAIN_S)
 
 
-def _signs(liveness: Liveness, resource: Resource) -> Signs:
+def _signs(liveness: Liveness, resource: Resource, namespace: str) -> Signs:
     if resource in KOPF_KINDS:  # Kopf's own session reports them
         return Signs()
-    path = path_of(resource)
+    path = path_of(resource, namespace)
     return Signs(heard=lambda: liveness.watched(path, time.monotonic()))
 
 

@@ -8,7 +8,7 @@ names the version that was observed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,7 @@ from pagoda_kube.cache import Cache, Item
 
 from pagoda_operator.api.state import (
     ADAPTERS,
+    NAMESPACES,
     NODES,
     PODS,
     PROFILES,
@@ -37,6 +38,8 @@ from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
 
 KINDS: Final = tuple(dict.fromkeys((*OWN, *PARSERS)))
+# Read in all namespaces, even if services are served in some only: placement counts everybody's devices.
+CLUSTER_WIDE: Final = (PROFILES, QUOTAS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
 
 
 class Seen(NamedTuple):
@@ -50,11 +53,16 @@ Changed = Callable[[Resource, Key, Seen | None, Seen | None], None]
 
 
 class Caches:
-    """`changed` is called for each object of which something changed that is compared."""
+    """`changed` is called for each object of which something changed that is compared. `namespaces`: where services are served; empty for
+    all."""
 
-    def __init__(self, changed: Changed = lambda *_: None) -> None:
-        self._on_change = changed
-        self._kinds: dict[Resource, Cache[Seen]] = {resource: Cache(partial(self._changed, resource)) for resource in KINDS}
+    def __init__(self, changed: Changed = lambda *_: None, namespaces: Collection[str] = ()) -> None:
+        self._on_change, self._namespaces = changed, namespaces
+        # By kind, and by the namespace that is listed and watched; "" for all.
+        self._kinds: dict[Resource, dict[str, Cache[Seen]]] = {
+            resource: {scope: Cache(partial(self._changed, resource)) for scope in ((resource not in CLUSTER_WIDE and namespaces) or ("",))}
+            for resource in KINDS
+        }
         # The keys of each service's objects, by kind.
         self._of: dict[Resource, dict[Key, dict[Key, None]]] = {resource: {} for resource in self._kinds}
         self._changes = dict.fromkeys(self._kinds, 0)
@@ -64,7 +72,8 @@ class Caches:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """One of our own objects; None if none is cached."""
-        known = self._kinds[resource].get(Key(namespace, name))
+        cache = self._cache(resource, namespace)
+        known = cache.get(Key(namespace, name)) if cache is not None else None
         return None if known is None or known.value is None or known.value.own is None else known.value.own.body(known.version)
 
     async def list(self, resource: Resource, namespace: str, selector: str) -> list[Json]:
@@ -86,42 +95,52 @@ class Caches:
         last = self._sorted.get(resource)
         # A quota or an adapter is kept with more than what is compared: its status, and the version at which that is written again.
         if last is None or last[0] != self._changes[resource] or resource in (QUOTAS, ADAPTERS):
-            kept = {key: seen.shared for key, seen in self._kinds[resource].values().items() if seen.shared is not None}
+            found = (pair for cache in self._kinds[resource].values() for pair in cache.values().items())
+            kept = {key: seen.shared for key, seen in found if seen.shared is not None}
             last = self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
         return last[1]
 
     # Fed
 
-    @property
-    def kinds(self) -> Mapping[Resource, Cache[Seen]]:
-        """The cache of each kind."""
-        return self._kinds
+    def of(self, resource: Resource, namespace: str = "") -> Cache[Seen]:
+        """The cache of a kind."""
+        return self._kinds[resource][namespace]
+
+    def each(self) -> Iterator[tuple[Resource, str, Cache[Seen]]]:
+        """Each cache with its kind and its namespace, "" for all."""
+        return ((resource, scope, cache) for resource, scopes in self._kinds.items() for scope, cache in scopes.items())
 
     def reader_of(self, resource: Resource) -> Callable[[msgspec.Raw], Item[Seen]]:
         """Reads an object of a list or an event. Items of a list lack their kind; everything else is as in a GET."""
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return lambda raw: item(resource, kind | msgspec.json.decode(raw, type=dict))
+        return lambda raw: self._item(resource, kind | msgspec.json.decode(raw, type=dict))
 
     def event(self, resource: Resource, body: Json, *, gone: bool) -> None:
         """An event of a watch."""
-        read = item(resource, body)
+        read = self._item(resource, body)
+        cache = self._cache(resource, read.key.namespace)
+        if cache is None:
+            return
         if gone:
-            self._kinds[resource].drop(read.key, read.version)
+            cache.drop(read.key, read.version)
         else:
-            self._kinds[resource].put(read)
+            cache.put(read)
 
     def wrote(self, resource: Resource, verb: str, body: Json) -> None:
         """The server's answer to a write of ours. After a delete it is the deleted object, or a terminating one as it is now."""
         if resource not in self._kinds:
             return
-        if verb == "delete" and "deletionTimestamp" not in body["metadata"]:
-            self._kinds[resource].deleted(key_of(body), str(body["metadata"].get("resourceVersion", "")))
+        cache = self._cache(resource, key_of(body).namespace)
+        if verb == "delete" and "deletionTimestamp" not in body["metadata"] and cache is not None:
+            cache.deleted(key_of(body), str(body["metadata"].get("resourceVersion", "")))
         else:
             self.event(resource, body, gone=False)
 
     async def verify(self, lister: Lister, resource: Resource, service: Key, profile: str) -> int:
         """Reads a service's objects of a kind by a quorum read; returns how many differed from the cache."""
-        cache = self._kinds[resource]
+        cache = self._cache(resource, service.namespace)
+        if cache is None:
+            return 0
         since = cache.newest
         if resource in (SERVICES, PROFILES):
             key = service if resource == SERVICES else Key("", profile)
@@ -130,7 +149,19 @@ class Caches:
         else:
             listed = await lister.listed(resource, service.namespace, label=f"{LABEL_SERVICE}={service.name}")
             among = tuple(self._of[resource].get(service, ()))
-        return cache.take_list((item(resource, body) for body in listed.items), listed.version, since, among)
+        return cache.take_list((self._item(resource, body) for body in listed.items), listed.version, since, among)
+
+    def _cache(self, resource: Resource, namespace: str) -> Cache[Seen] | None:
+        """None for an object of a namespace where no service is served."""
+        scopes = self._kinds[resource]
+        return scopes.get("") or scopes.get(namespace)
+
+    def _item(self, resource: Resource, body: Json) -> Item[Seen]:
+        """As it is kept. A pod elsewhere is nobody's replica here; it may still use devices."""
+        read = item(resource, body)
+        if resource != PODS or not self._namespaces or read.key.namespace in self._namespaces or read.value is None:
+            return read
+        return read._replace(value=read.value._replace(own=None) if read.value.shared is not None else None)
 
     def _changed(self, resource: Resource, key: Key, before: Seen | None, after: Seen | None) -> None:
         was, now = (seen.own if seen is not None else None for seen in (before, after))

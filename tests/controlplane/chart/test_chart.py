@@ -72,6 +72,17 @@ def test_no_role_holds_a_wildcard_and_only_the_gateways_namespaced_one_reads_sec
         assert not {"pods/exec", "pods/attach", "pods/portforward"} & set(resources)
 
 
+def test_with_a_list_of_namespaces_the_operator_may_write_nowhere_else(cluster):
+    objects = rendered(cluster, "operator.namespaces={a,b}")
+    everywhere = the(objects, "ClusterRole", "pagoda-operator")["rules"]
+    writing = {what for rule in everywhere if {*rule["verbs"]} - {"get", "list", "watch"} for what in rule["resources"]}
+    assert writing == {"servingprofiles", "tenantquotas/status"}
+    roles = [role for role in of_kind(objects, "Role") if role["metadata"]["name"] == "pagoda-operator-services"]
+    assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "b", NAMESPACE]
+    (container,) = the(objects, "Deployment", "pagoda-operator")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PAGODA_NAMESPACES", "value": f"a,b,{NAMESPACE}"} in container["env"]
+
+
 def test_crds_are_kept_or_left_out_as_the_values_say(cluster):
     keep = {"helm.sh/resource-policy": "keep"}
     assert [crd["metadata"]["annotations"] for crd in of_kind(rendered(cluster), "CustomResourceDefinition")] == [keep] * 4

@@ -107,7 +107,7 @@ async def here(real, account, tmp_path, monkeypatch):
             config = local_config(folder, adapters=own, health=PATIENT, drain_timeout="5m")
             config = config.model_copy(update={"listen": Listen(host=ip, probes=0, run_dir=str(folder))})
             inner = AsyncExitStack()
-            return InLoop(await inner.enter_async_context(local_front(config, folder / "text")), inner)
+            return InLoop(await inner.enter_async_context(local_front(config)), inner)
 
         model = {"uri": "pvc://models", "servedNames": [MODEL]}
         await asyncio.to_thread(real.apply, replicas=2, model=model, adapters=WANTED, health={"progressTimeout": "30m"})

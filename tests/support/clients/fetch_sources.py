@@ -12,10 +12,16 @@ from typing import Any
 from support.clients.fetching import Fetcher
 from support.servers.fetch_hub import COMMIT, HubDouble
 
-SCHEMES = ("hf", "s3", "gs", "oci")
+SCHEMES = ("hf", "s3", "gs", "az", "oci", "https")
+INDEX = "model.safetensors.index.json"
 # Those whose listings promise a digest for each file.
 PROMISING = ("hf", "oci")
 _OBJECT = "<Contents><Key>llama/{0}</Key><Size>{1}</Size><ETag>{2}</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+
+_BLOB = (
+    "<Blob><Name>llama/{0}</Name><Properties><Last-Modified>Thu, 01 Jan 2026 00:00:00 GMT</Last-Modified><Content-Length>{1}"
+    "</Content-Length><Content-Type>x/y</Content-Type><Etag>{2}</Etag></Properties></Blob>"
+)
 
 
 @dataclass
@@ -63,6 +69,26 @@ def _gs(hub: HubDouble) -> ModelSource:
     return ModelSource(hub, "gs://models/llama", "/models", words=words)
 
 
+def _az(hub: HubDouble) -> ModelSource:
+    """Azurite, Microsoft's own emulator, answers the same (docs/fetch.md)."""
+    blobs = "".join(_BLOB.format(name, len(body), _tag(body)) for name, body in hub.files.items())
+    listing = f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>".encode()
+    hub.extra["/account/models"] = lambda request: request.answer(200, listing)  # type: ignore[attr-defined]
+    for name in hub.files:
+        hub.extra[f"/account/models/llama/{name}"] = lambda request, name=name: _object(hub, request, name)  # type: ignore[misc]
+    words = {"AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0", "AZURE_STORAGE_ENDPOINT": hub.url}
+    return ModelSource(hub, "az://account/models/llama", "/account/models", words=words)
+
+
+def _https(hub: HubDouble) -> ModelSource:
+    shards = [name for name in hub.files if name.startswith("model-")]
+    hub.files[INDEX] = json.dumps({"weight_map": {name: name for name in shards}}).encode()
+    for name in hub.files:
+        hub.extra[f"/models/llama/{name}"] = lambda request, name=name: _object(hub, request, name)  # type: ignore[misc]
+    host = hub.url.removeprefix("http://")
+    return ModelSource(hub, f"https://{host}/models/llama", f"/models/llama/{INDEX}")
+
+
 def _bucket(hub: HubDouble) -> None:
     """A listing, and objects that know ranges and conditions."""
     entries = "".join(_OBJECT.format(name, len(body), _tag(body)) for name, body in hub.files.items())
@@ -97,4 +123,4 @@ def _oci(hub: HubDouble) -> ModelSource:
     return ModelSource(hub, f"oci://{hub.url.removeprefix('http://')}/models/llama", where, "v1")
 
 
-_MADE: dict[str, Callable[[HubDouble], ModelSource]] = {"hf": _hf, "s3": _s3, "gs": _gs, "oci": _oci}
+_MADE: dict[str, Callable[[HubDouble], ModelSource]] = {"hf": _hf, "s3": _s3, "gs": _gs, "az": _az, "oci": _oci, "https": _https}

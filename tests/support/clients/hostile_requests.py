@@ -105,13 +105,12 @@ class Hostile:
     route: str = ""
 
 
-def hostile_requests(others: int, seed: int) -> Iterator[Hostile]:
-    """Every field of every endpoint with every wrong value, alone (a refusal of one hides what a second would do), and others between.
-    The first are of each endpoint one."""
+def hostile_requests(others: int, seed: int, *, whole: bool = False) -> Iterator[Hostile]:
+    """Every field with every wrong value, alone (a refusal of one hides what a second would do), and others between. The first are of each
+    endpoint one. Endpoints that have the same field take turns with its values; `whole`: each gets all of them."""
     luck = random.Random(seed)
-    pairs = [(path, field, wrong) for path, (_, fields) in BASES.items() for field in fields for wrong in (*NUMBERS, *TEXTS, *OTHERS)]
     makers = [confused, foreign, nested, nested_items, random_json, broken, wild_path, bodyless]
-    todo: list[Any] = [*pairs, *(luck.choice(makers) for _ in range(others))]
+    todo: list[Any] = [*_pairs(whole), *(luck.choice(makers) for _ in range(others))]
     luck.shuffle(todo)
     yield from (_post(luck, path, base | {luck.choice(fields): value(luck)}) for path, (base, fields) in BASES.items())
     yield from (bodyless(luck, path) for path in OTHER_PATHS)
@@ -121,6 +120,17 @@ def hostile_requests(others: int, seed: int) -> Iterator[Hostile]:
             yield _post(luck, path, BASES[path][0] | {field: wrong})
         else:
             yield one(luck)
+
+
+def _pairs(whole: bool) -> Iterator[tuple[str, str, Any]]:
+    """Endpoint, field and wrong value."""
+    having: dict[str, list[str]] = {}
+    for path, (_, fields) in BASES.items():
+        for field in fields:
+            having.setdefault(field, []).append(path)
+    for turn, (field, paths) in enumerate(having.items()):
+        for number, wrong in enumerate((*NUMBERS, *TEXTS, *OTHERS)):
+            yield from ((path, field, wrong) for path in (paths if whole else [paths[(turn + number) % len(paths)]]))
 
 
 def _headers(luck: random.Random) -> dict[str, str]:

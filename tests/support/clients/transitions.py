@@ -19,7 +19,7 @@ from support.kube.operator_process import NODE, USER, OperatorProcess
 from support.kube.schema_objects import Edit, Spec, edited
 
 # Conditions that speak of the object itself; others (a rejected model) come from what its pods do.
-OWN_FAULTS = {"InvalidSpec", "InvalidProfile", "ProfileNotFound", "PodTemplateForbidden", "NoAccelerator", "UnsupportedUri"}
+OWN_FAULTS = {"InvalidSpec", "InvalidProfile", "ProfileNotFound", "PodTemplateForbidden", "NoAccelerator"}
 # On an invalid object: what was under way when it came, and the verdict.
 STATUS_WRITES = 2
 

@@ -36,9 +36,9 @@ class Cached(Harness):
             for body in live:
                 self.caches.event(resource, body, gone=False)
             here = {Key(b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in live}
-            for key in self.caches.kinds[resource].values().keys() - here:
+            for key in self.caches.of(resource).values().keys() - here:
                 # A DELETED event bears a version of its own, newer than any before it.
-                self.caches.kinds[resource].drop(key, str(next(self.api._numbers)))
+                self.caches.of(resource).drop(key, str(next(self.api._numbers)))
 
     def make_ready(self) -> None:
         for pod in self.api.of(PODS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import Ages, observe
 from pagoda_operator.watch.triggers import NameOwners
 from support.harness.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
-from support.kube.fake_api import FakeApi, copied, profile_body, running, service_body
+from support.kube.fake_api import FakeApi, copied, finish, profile_body, running, service_body
 
 KEY = Key("ns", "tiny")
 
@@ -71,7 +70,7 @@ class Harness:
         )
 
     def observed(self) -> Observed:
-        found = asyncio.run(observe(self.api, KEY))
+        found = finish(observe(self.api, KEY))
         assert found is not None
         return replace(found, inventory=self.inventory, sizes=self.sizes, now=(now() + self.later).timestamp())
 
@@ -80,7 +79,7 @@ class Harness:
 
     def run(self, key: Key = KEY) -> Outcome:
         self.report_names()
-        return asyncio.run(self._reconciled(key))
+        return finish(self._reconciled(key))
 
     async def _reconciled(self, key: Key) -> Outcome:
         outcome = await self.operator.reconcile(key)

@@ -18,7 +18,7 @@ from support.harness.harness import Harness
 from support.harness.inventories import Body, inventory
 from support.harness.placing import ENGINE, inspected
 from support.kube.chart import CHART
-from support.kube.fake_api import profile_body
+from support.kube.fake_api import copied, profile_body
 
 LAYOUTS = Path(__file__).parents[3] / "devcluster/layouts"
 # More than any replica of these tests asks for: what is judged is where it may go.
@@ -43,8 +43,13 @@ def _node(played: layout.NodeClass) -> Body:
 
 def default_profile(**changes: Any) -> Body:
     """The profile that the chart installs with its default values."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    return profile_body(**(values["defaultProfile"] | changes))
+    return profile_body(**(copied(_values()["defaultProfile"]) | changes))
+
+
+@cache
+def _values() -> Body:
+    made: Body = yaml.safe_load((CHART / "values.yaml").read_text())
+    return made
 
 
 def first_service(name: str, *accelerators: Body, profile: Body | None = None, **spec: Any) -> Harness:

@@ -21,7 +21,7 @@ from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import Ages
 from support.harness.stubs import NoDaemons, dependencies_with
-from support.kube.fake_api import Body, Crash, FakeApi, new_pod, profile_body, removal_rank, running, service_body
+from support.kube.fake_api import Body, Crash, FakeApi, finish, new_pod, profile_body, removal_rank, running, service_body
 
 SLICE = "1g.10gb"
 LATE_S = 60.0
@@ -108,7 +108,7 @@ class LateApi(FakeApi):
         sent, self.wire = self.wire, []
         for verb, resource, manifest in sent:
             with contextlib.suppress(Conflict):
-                asyncio.run(getattr(super(), verb)(resource, manifest, ""))
+                finish(getattr(super(), verb)(resource, manifest, ""))
 
 
 class QuotaHarness:
@@ -193,7 +193,7 @@ class QuotaHarness:
 
     def run(self, key: Key, times: int = 1) -> None:
         for _ in range(times):
-            self.outcome = asyncio.run(self.operator.reconcile(key))
+            self.outcome = finish(self.operator.reconcile(key))
 
     def round(self, key: Key, times: int = 1) -> None:
         """Everybody has had a turn."""

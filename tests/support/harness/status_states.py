@@ -299,7 +299,6 @@ STATES: dict[str, State] = {
     "a model of unknown size": State(inspecting, "InspectingModel", "InProgress"),
     "fetching": State(pods(fetching(), model=HUB), "FetchingModel", "InProgress"),
     "a fetch that failed and is repeated": State(pods(fetching(1, "NoRoom: /models"), model=HUB), "FetchingModel", "InProgress"),
-    "an address that nothing fetches from": State(spec(model={"uri": "az://account/name"}), "UnsupportedUri", "Failed"),
     "a replica draining": State(draining, "Draining", "InProgress"),
     "a revision lost": State(then(pods(READY), lose_pins), "RevisionLost", "Failed"),
 }

@@ -59,6 +59,11 @@ class NoAdapters:
         del key, observed
         return Catalogue()
 
+    def sole(self, key: Key) -> dict[str, int]:
+        """None."""
+        del key
+        return {}
+
     async def run(self, key: Key, observed: Observed) -> float | None:
         """Nothing."""
 

@@ -131,7 +131,7 @@ class Place:
         config = local_config(folder, engine={"max_concurrency": 256, "kv_bytes": 1 << 26}, drain_timeout="30m", health=PATIENT)
         own = config.model_copy(update={"listen": Listen(host=ip, probes=0, run_dir=str(folder))})
         stack = AsyncExitStack()
-        front = await stack.enter_async_context(local_front(own, folder / "text"))
+        front = await stack.enter_async_context(local_front(own))
         if self.stands_still:
             self.engines.still[ip] = threading.Event()
         return HeldBack(front, stack, lambda: not self.waits(pod))

@@ -68,7 +68,7 @@ async def in_loop(_pod: Body, ip: str, folder: Path, drain_timeout: str = "5m", 
     testing = config.testing.model_copy(update={"faults": faults}) if config.testing else None
     own = config.model_copy(update={"listen": Listen(host=ip, probes=0, run_dir=str(folder)), "testing": testing})
     stack = AsyncExitStack()
-    return InLoop(await stack.enter_async_context(local_front(own, folder / "text")), stack)
+    return InLoop(await stack.enter_async_context(local_front(own)), stack)
 
 
 @dataclass

@@ -104,7 +104,7 @@ FULL: dict[str, Body] = {
         "priority": 5,
     },
     PROFILE: {
-        "images": {"daemon": "registry.example/pagoda/daemon:0.1.0", "fetch": "registry.example/pagoda/fetch:0.1.0"},
+        "images": {"daemon": "registry.example/pagoda/daemon:0.2.0", "fetch": "registry.example/pagoda/fetch:0.2.0"},
         "args": ["--log-level=debug"],
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "nodeSelector": {"nvidia.com/gpu.present": "true"},

@@ -99,11 +99,14 @@ class OperatorProcess:
         return [line for line in self._reported.copy() if line["event"] == name]
 
     def counted(self, name: str) -> float:
-        """The sum of one of its metrics over all labels; 0 before it answers."""
+        """The sum of one of its metrics over all labels; 0 before it answers, and after its end."""
         ports = self.events("serving")
         if not ports:
             return 0.0
-        text = httpx.get(f"http://127.0.0.1:{ports[0]['metrics']}/metrics", trust_env=False, timeout=PATIENCE_S).text
+        try:
+            text = httpx.get(f"http://127.0.0.1:{ports[0]['metrics']}/metrics", trust_env=False, timeout=PATIENCE_S).text
+        except httpx.TransportError:
+            return 0.0
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] == name)
 
     def resident_mib(self) -> int:

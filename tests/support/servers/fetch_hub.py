@@ -11,14 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from support.servers.certificates import CERT, KEY
 
 COMMIT = "a" * 40
 LARGE = 100_000  # bytes from which on a file lies in LFS
@@ -52,10 +56,12 @@ class HubDouble:
     commit: str = COMMIT
     status: int | None = None
     ranges: bool = True
+    lengths: bool = True
     faults: dict[str, Fault] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    queries: list[dict[str, list[str]]] = field(default_factory=list)
     extra: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
     url: str = ""
 
@@ -75,11 +81,16 @@ class HubDouble:
 
 
 @contextmanager
-def running_hub(files: dict[str, bytes], host: str = "127.0.0.1", **words: Any) -> Iterator[HubDouble]:
+def running_hub(files: dict[str, bytes], host: str = "127.0.0.1", tls: Path | None = None, **words: Any) -> Iterator[HubDouble]:
+    """`tls`: the folder of its certificate (certificates.py); without one it speaks HTTP."""
     hub = HubDouble(files, **words)
     server = ThreadingHTTPServer((host, 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
-    hub.url = f"http://{host}:{server.server_port}"
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls / CERT, tls / KEY)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    hub.url = f"{'https' if tls else 'http'}://{host}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -99,6 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, query = unquote(urlsplit(self.path).path), urlsplit(self.path).query
         self.hub.asked.append((path, {name.lower(): value for name, value in self.headers.items()}))
+        self.hub.queries.append(parse_qs(query))
         if path in self.hub.extra:
             self.hub.extra[path](self)
         elif path.startswith("/api/models/"):
@@ -109,6 +121,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.file(path.removeprefix("/cdn/"))
         else:
             self.resolve(path)
+
+    def do_HEAD(self) -> None:
+        """What GET would say of a file, as it is now."""
+        path = unquote(urlsplit(self.path).path)
+        self.hub.asked.append((path, {name.lower(): value for name, value in self.headers.items()}))
+        body = self.hub.files.get(path.rpartition("/")[2]) if path in self.hub.extra else None
+        self.send_response(404 if body is None else 200)
+        if body is not None and self.hub.lengths:
+            self.send_header("content-length", str(len(body)))
+            self.send_header("etag", f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"')
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        """A token endpoint's."""
+        self.rfile.read(int(self.headers.get("content-length", "0")))
+        self.do_GET()
 
     def allowed(self) -> bool:
         return not self.hub.token or self.headers.get("authorization") == f"Bearer {self.hub.token}"

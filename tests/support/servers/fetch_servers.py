@@ -96,6 +96,19 @@ def push(
     return f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}"
 
 
+def push_index(registry: str, repository: str, manifests: list[tuple[str, str]], tag: str) -> None:
+    """An index of manifests that are there: each one's digest and architecture, "" for none."""
+    media = "application/vnd.oci.image.{0}.v1+json"
+    entries: list[dict[str, Any]] = [
+        {"mediaType": media.format("manifest"), "digest": digest, "size": 1}
+        | ({"platform": {"os": "linux", "architecture": architecture}} if architecture else {})
+        for digest, architecture in manifests
+    ]
+    index = {"schemaVersion": 2, "mediaType": media.format("index"), "manifests": entries}
+    url = f"http://{registry}/v2/{repository}/manifests/{tag}"
+    httpx.put(url, content=json.dumps(index), headers={"content-type": media.format("index")}, timeout=60).raise_for_status()
+
+
 @contextmanager
 def _process(argv: list[str], environment: dict[str, str]) -> Iterator[str]:
     """A server that says its address on its first line."""

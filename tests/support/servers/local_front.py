@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,14 @@ from typing import Any
 import grpc.aio
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.units import parse_duration
-from pagoda_daemon.api.front.front import Backing, Front, Ports
+from pagoda_daemon.api.front.front import Backing, Front, Ports, Probes
 from pagoda_daemon.core.errors import EngineDied
 from pagoda_daemon.engine.build import Progress
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.replicas.engine import LocalEngine
-from pagoda_daemon.simulated.replicas.text import VOCAB, tiny_model_dir
-from pagoda_daemon.text.tokens import ModelText
+from support.engine.toy_model import VOCAB, toy_text
 
 NAME = "toy"
 PATIENCE_S = 300.0
@@ -82,8 +81,18 @@ class _Engine(LocalEngine):
         return self.worker
 
 
+class NoProbes:
+    """In the place of the probe server, whose thread takes half a second to end."""
+
+    port = 0
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @asynccontextmanager
-async def local_front(config: DaemonConfig, folder: Path) -> AsyncIterator[LocalFront]:
+async def local_front(config: DaemonConfig, probes: Callable[..., Probes] = NoProbes) -> AsyncIterator[LocalFront]:
     """Listening and loaded; killed at the end."""
     engines: list[_Engine] = []
 
@@ -91,8 +100,7 @@ async def local_front(config: DaemonConfig, folder: Path) -> AsyncIterator[Local
         engines.append(_Engine(config, 0.0, replica))
         return engines[0]
 
-    text = ModelText(tiny_model_dir(folder))
-    front = Front(Settings(config, Path(), parse_duration(config.drain_timeout)), Backing(engine, lambda: text))
+    front = Front(Settings(config, Path(), parse_duration(config.drain_timeout)), Backing(engine, toy_text, probes))
     listening: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(front.run(listening.set_result))
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import tempfile
 import threading
@@ -31,18 +30,8 @@ from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.simulated.device import worker as simulated
 from pagoda_daemon.simulated.replicas.engine import LocalEngine
 from pagoda_daemon.text.tokens import ModelText
-from support.engine.toy_model import VOCAB, tiny_model_dir
-
-
-class NoProbes:
-    """In the place of the probe server, whose thread takes half a second to end."""
-
-    port = 0
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def close(self) -> None: ...
-
+from support.engine.toy_model import VOCAB, toy_text
+from support.servers.local_front import NoProbes
 
 NAME = "toy"
 HOST = "127.0.0.1"
@@ -282,13 +271,6 @@ def local_config(folder: Path, engine: dict[str, Any], **changes: Any) -> Daemon
         testing=TestingConfig(simulated=SimulatedWorker(step_ms=0, vocab_size=VOCAB)),
         **changes,
     )
-
-
-@functools.cache
-def toy_text() -> ModelText:
-    """One for all: it keeps nothing of a request."""
-    with tempfile.TemporaryDirectory(prefix="pagoda-test-") as folder:
-        return ModelText(tiny_model_dir(Path(folder)))
 
 
 @contextlib.asynccontextmanager

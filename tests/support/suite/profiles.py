@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 DAILY: Final = "daily"
 FULL: Final = "full"
@@ -20,6 +21,8 @@ def register() -> None:
     settings.register_profile(DAILY, derandomize=True, **common)
     settings.register_profile(FULL, derandomize=False, print_blob=True, max_examples=100 * _MORE, **common)
     settings.load_profile(DAILY)
+    # Hypothesis draws constants of the modules that are imported: other examples for each choice of test files, and seconds to find them.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def examples(daily: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from support.judges.words import Place, page, source
+from support.judges.words import page, source
 
 ROOT: Final = Path(__file__).parents[3]
 RECORD: Final = "tests/data/words.json"
@@ -23,17 +23,20 @@ _SHOWN: Final = 100
 Found = Mapping[str, list[str]]
 
 
+def judged(root: Path) -> dict[str, list[Path]]:
+    """Page or component → its files."""
+    pages = {str(path.relative_to(root)): [path] for pattern in PAGES for path in sorted(root.glob(pattern))}
+    sources = {component: sorted((root / component).rglob("*.py")) for component in COMPONENTS}
+    return pages | {component: [path for path in paths if "pb" not in path.parts] for component, paths in sources.items()}
+
+
 def found(root: Path) -> dict[str, list[str]]:
     """Page or component → its places, each as a line for people."""
-    pages = sorted(path for pattern in PAGES for path in root.glob(pattern))
-    reported = {str(path.relative_to(root)): _lines(root, path, page(path.read_text())) for path in pages}
-    for component in COMPONENTS:
-        paths = sorted(path for path in (root / component).rglob("*.py") if "pb" not in path.parts)
-        reported[component] = [line for path in paths for line in _lines(root, path, source(path.read_text()))]
-    return reported
+    return {key: [line for path in paths for line in _lines(root, path)] for key, paths in judged(root).items()}
 
 
-def _lines(root: Path, path: Path, places: list[Place]) -> list[str]:
+def _lines(root: Path, path: Path) -> list[str]:
+    places = (page if path.suffix == ".md" else source)(path.read_text())
     return [f"{path.relative_to(root)}:{place.line}: {place.rule}: {_short(place.text)}" for place in places]
 
 

@@ -31,11 +31,51 @@ def ask(capsys):
     return call
 
 
-def test_plan_shows_every_device_and_slice(ask, llama8b):
-    code, out, err = ask("plan", "--model", llama8b)
+def rows(out):
+    """The rows of the table, split into cells."""
+    lines = out.splitlines()
+    return [line.split() for line in lines[2 : next(n for n, line in enumerate(lines) if line.startswith("$/h:"))]]
+
+
+def test_each_device_that_fits_has_one_row_cheapest_first(ask):
+    code, out, err = ask("plan", "hf://meta-llama/Llama-3.1-8B")
     assert (code, err) == (0, "")
-    assert all(device.name in out for device in catalogue())
     assert "8,030,261,248 parameters" in out
+    found = [cells[0].partition(":")[0] for cells in rows(out)]
+    refused = out.partition("do not fit:")[2]
+    assert sorted(found) == sorted({device.whole for device in catalogue()} - {"t4"})
+    assert "t4: bf16 weights do not run on it" in refused
+    prices = [float("inf") if cells[2] == "-" else float(cells[2]) for cells in rows(out)]
+    assert prices == sorted(prices)
+    # A slice is a device's cheapest form, and a price is a share of the whole device's.
+    assert ["h100:1g.20gb", "1", "1.00"] in [cells[:3] for cells in rows(out)]
+    assert "Prices: on demand, read 2026-05-07 to 2026-11-09; committed, read 2026-11-21 (rtx4090); list" in out
+
+
+def test_devices_that_do_not_fit_are_a_line_for_each_reason(ask):
+    _, out, _ = ask("plan", "hf://meta-llama/Llama-3.1-70B", "--tp", "1", "--context", "8192", "--concurrency", "12", "--ttft", "1s")
+    reasons = out.partition("do not fit:\n")[2].splitlines()
+    assert [line.strip().partition(":")[0] for line in reasons] == [
+        "weights in another format only",
+        "too little memory",
+        "room for fewer requests",
+        "too slow",
+    ]
+    assert "a10, a10g, a30, l4, l40s" in reasons[1]
+    assert reasons[1].endswith("(h200: weights and reserve, 142.1 GB, exceed 141.0 GB)")
+    assert reasons[2] == "  room for fewer requests: b200: KV cache for 12 needs 32.2 GB, 30.3 GB is free: at most 11"
+    assert reasons[3].startswith("  too slow: mi300x: ttft ")
+
+
+def test_a_device_that_is_named_shows_each_of_its_forms(ask):
+    _, out, _ = ask("plan", "hf://meta-llama/Llama-3.1-8B", "--device", "h100")
+    assert [cells[0] for cells in rows(out)] == ["h100:1g.20gb", "h100:2g.20gb", "h100:3g.40gb", "h100:4g.40gb", "h100", "h100:7g.80gb"]
+    assert "1 of 7 do not fit:\n  too little memory: h100:1g.10gb: weights and reserve, 17.6 GB, exceed 10.0 GB\n" in out
+
+
+def test_an_architecture_that_the_daemon_does_not_serve_is_said(ask):
+    assert "Pagoda's daemon does not serve gemma2 yet; it serves llama" in ask("plan", "hf://google/gemma-2-9b", "--device", "l4")[1]
+    assert "does not serve" not in ask("plan", "hf://Qwen/Qwen3-0.6B", "--device", "l4")[1]
 
 
 def test_plan_takes_a_file_too_and_brings_a_devices_slices_along(ask, llama8b):
@@ -62,6 +102,7 @@ def test_json_says_the_verdict_its_reason_and_the_predictions(ask, llama8b):
     assert (large["verdict"], large["why"], large["concurrency"]) == ("fits", "", 4)
     assert all(large[key] > 0 for key in ("ttft_ms", "tpot_ms", "tokens_per_s", "dollars_per_million", "max_concurrency"))
     assert large["tokens_per_s"] == pytest.approx(4 / (large["tpot_ms"] / 1000))
+    assert (large["dollars_per_hour"], large["price_kind"], large["price_read"]) == (3.99 / 2, "on demand", "2026-11-09")
 
 
 def test_objectives_turn_fits_into_slow(ask, llama8b):
@@ -103,6 +144,8 @@ def test_the_checkpoints_own_format_is_planned_for(ask, tmp_path):
         (("--device", "l4", "--price", "h100=1"), "a price must be for a device of this plan (l4), got 'h100'"),
         (("--context", "many"), "'many' is not a valid int"),
         (("--nonsense",), "No such option: --nonsense"),
+        (("hf://meta-llama/Llama-3.1-8B",), "give exactly one MODEL"),
+        (("--json", "--yaml"), "give at most one of --json and --yaml"),
     ],
 )
 def test_impossible_or_contradictory_input_is_one_line_and_exit_2(ask, llama8b, arguments, says):
@@ -119,7 +162,7 @@ def test_impossible_or_contradictory_input_is_one_line_and_exit_2(ask, llama8b, 
         (None, "No such file or directory"),
         (b"\xff\xfe", "not UTF-8 text"),
         (b"[1]", "must be an object, got list"),
-        (b"model: x", "config.json is not JSON: Expecting value: line 1 column 1 (char 0); --model takes a model's folder"),
+        (b"model: x", "config.json is not JSON: Expecting value: line 1 column 1 (char 0); MODEL must be a model's folder"),
         (b'{"model_type": "mamba"}', "model_type 'mamba' is not supported; supported are bert"),
         (b'{"model_type": "llama"}', "hidden_size is missing"),
         (b" " * (1 << 21), "at most 1 MiB"),

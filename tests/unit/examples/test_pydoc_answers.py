@@ -2,33 +2,39 @@
 
 import keyword
 import re
+from functools import cache
 
 import pytest
 from pydoc_answers import MAX_PIECES, MIN_WORDS, QA, TOPICS, clean, first_sentence, pieces, questions
 
-ALL = questions()
+asked = cache(questions)
 
 
 def test_there_are_enough_questions_and_each_is_asked_once():
-    assert len(ALL) >= 60
-    assert len({pair.question for pair in ALL}) == len(ALL)
-    assert len({pair.answer for pair in ALL}) >= 60
+    assert len(asked()) >= 60
+    assert len({pair.question for pair in asked()}) == len(asked())
+    assert len({pair.answer for pair in asked()}) >= 60
 
 
 def test_the_order_does_not_depend_on_the_order_of_the_topics():
-    assert questions(dict(reversed(TOPICS.items()))) == ALL
+    assert questions(dict(reversed(TOPICS.items()))) == asked()
 
 
-@pytest.mark.parametrize("answer", sorted({pair.answer for pair in ALL}))
-def test_an_answer_is_one_short_sentence_without_markup(answer):
-    assert answer == answer.strip()
-    assert answer[0] == '"' or answer[0].isupper()
-    assert answer.endswith(".")
-    assert len(answer.split()) >= MIN_WORDS
-    assert pieces(answer) <= MAX_PIECES
-    assert not re.search(r"\*\w|\w\*|::|\[\d+\]|``|\n|  |^See |[“”‘’]", answer.replace("import *", ""))
-    assert answer.count("(") == answer.count(")")
-    assert answer.count('"') % 2 == 0
+def test_an_answer_is_one_short_sentence_without_markup():
+    assert sorted(pair.answer for pair in asked() if not one_short_sentence(pair.answer)) == []
+
+
+def one_short_sentence(answer):
+    return (
+        answer == answer.strip()
+        and (answer[0] == '"' or answer[0].isupper())
+        and answer.endswith(".")
+        and len(answer.split()) >= MIN_WORDS
+        and pieces(answer) <= MAX_PIECES
+        and not re.search(r"\*\w|\w\*|::|\[\d+\]|``|\n|  |^See |[“”‘’]", answer.replace("import *", ""))
+        and answer.count("(") == answer.count(")")
+        and answer.count('"') % 2 == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,11 +48,11 @@ def test_an_answer_is_one_short_sentence_without_markup(answer):
     ],
 )
 def test_a_question_gets_its_topics_answer(question, beginning):
-    assert dict(ALL)[question].startswith(beginning)
+    assert dict(asked())[question].startswith(beginning)
 
 
 def test_every_keyword_that_python_explains_is_asked_about():
-    silent = {word for word in keyword.kwlist if f"What does {word} mean?" not in dict(ALL)}
+    silent = {word for word in keyword.kwlist if f"What does {word} mean?" not in dict(asked())}
     assert silent <= {"False", "None", "True"}
 
 

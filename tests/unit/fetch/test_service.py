@@ -77,7 +77,7 @@ async def test_the_same_request_joins_the_one_under_way(fetcher, hub):
 @pytest.mark.parametrize(
     ("request_", "says", "retryable"),
     [
-        (FetchRequest(uri="https://host/x"), "Unsupported", False),
+        (FetchRequest(uri="ftp://host/x"), "Unsupported", False),
         (FetchRequest(uri="hf://org/gone"), "NotFound", False),
         (FetchRequest(uri="hf://org/model", credential="../etc"), "ConfigRejected", False),
         (FetchRequest(uri="hf://org/model", digest=f"sha256:{'0' * 64}"), "Mismatch", False),

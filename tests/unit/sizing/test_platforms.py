@@ -57,14 +57,16 @@ def test_a_platform_is_seen_by_its_labels_and_says_how_its_nodes_are_found():
     assert seen(["kubernetes.io/os"]) is None
 
 
-def test_products_have_the_memory_of_the_catalogue():
-    for device in catalogue():
-        if device.product in products():
-            assert products()[device.product] == device.memory_bytes
+def test_every_gpu_of_the_catalogue_is_a_product_that_clusters_name_with_the_same_memory():
+    """But AMD's, which no daemon serves."""
+    gpus = {device.product: device.memory_bytes for device in catalogue() if not device.profile and device.name not in ("mi300x", "cpu")}
+    assert {product: products().get(product) for product in gpus} == gpus
 
 
 def test_a_profile_that_several_devices_have_counts_with_the_least_memory():
     assert slices()["1g.10gb"] == 40 * 10**9 * 2 // 8
+    # 21.5 GiB of an H100 NVL, 24 GB of a GH200 and of an RTX PRO 6000.
+    assert slices()["1g.24gb"] == 43 << 29
     assert "1g.11gb" not in slices()
 
 

@@ -81,7 +81,7 @@ def test_more_ranks_never_hold_less_each(model, device, context, degree):
         assert degree * split.weight_bytes >= alone.weight_bytes
 
 
-@given(models, contexts, counts, formats, st.sampled_from(["a100-40", "a100-80", "h100", "h200", "b200"]))
+@given(models, contexts, counts, formats, st.sampled_from(sorted({device.whole for device in DEVICES if device.profile})))
 def test_the_smallest_profile_fits_and_no_smaller_one_does(model, context, concurrency, quantisation, name):
     demand = Demand(context, concurrency, quantisation)
     found = smallest_profile(model, name, demand)

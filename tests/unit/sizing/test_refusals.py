@@ -69,7 +69,14 @@ def test_a_config_that_lacks_or_contradicts_something_is_refused_by_its_key(conf
 
 
 @pytest.mark.parametrize(
-    ("text", "names"), [("{", "not JSON"), ("[]", "must be an object, got list"), ("", "not JSON"), ("3", "must be an object, got int")]
+    ("text", "names"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must be an object, got list"),
+        ("", "not JSON"),
+        ("3", "must be an object, got int"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
 )
 def test_what_is_no_json_object_is_refused(text, names):
     with pytest.raises(BadConfig, match=names):

@@ -179,12 +179,22 @@ class Catalogue:
                 if name not in self._wakes:
                     self._wakes[name] = task
                     task.add_done_callback(partial(self._woken, name))
-                await asyncio.shield(task)
+                await self._until(task)
             yield
         finally:
             self._awaited[name] -= 1
             if not self._awaited[name]:
                 del self._awaited[name]
+
+    async def _until(self, task: asyncio.Task[None]) -> None:
+        """Waits, and counts as a request that waits: scaling hears of it."""
+        self._replica.waking += 1
+        self._replica.changed()
+        try:
+            await asyncio.shield(task)
+        finally:
+            self._replica.waking -= 1
+            self._replica.changed()
 
     def _woken(self, name: str, task: asyncio.Task[None]) -> None:
         del self._wakes[name]

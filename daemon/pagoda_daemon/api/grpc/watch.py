@@ -56,7 +56,7 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         served_names=identity.served_names,
         revision=identity.revision,
         running=stats.running,
-        waiting=stats.waiting + stats.compiling,
+        waiting=stats.waiting + stats.compiling + replica.waking,
         waiting_tokens=stats.waiting_tokens,
         prefill_tokens=stats.prefill_tokens,
         in_flight=replica.in_flight,

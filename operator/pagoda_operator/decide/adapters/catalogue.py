@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from pagoda_contracts.conditions import adapter as reasons
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.adapter import LoraAdapterSpec
-from pagoda_contracts.resources.effect import CLAIM_SCHEME, SCHEMES
+from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.service import InferenceServiceSpec
 
 from pagoda_operator.api.adapters import Adapter, Entry, Namespace
@@ -109,8 +109,6 @@ def _crowded(adapter: Adapter, older: Collection[Adapter], most: int) -> str:
 
 def _source(adapter: Adapter, spec: LoraAdapterSpec, service: InferenceServiceSpec) -> str:
     uri, credential = spec.source.uri, spec.source.credential
-    if not uri.startswith(SCHEMES):
-        return f"source.uri {uri!r} cannot be fetched; it must start with one of: {', '.join(SCHEMES)}"
     claims = fetch.adapter_claims(service)
     if uri.startswith(CLAIM_SCHEME) and fetch.claim(uri) not in claims:
         known = ", ".join(claims) or "none"

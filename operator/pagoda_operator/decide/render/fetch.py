@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pagoda_contracts.conditions.service import INVALID_PROFILE, UNSUPPORTED_URI
+from pagoda_contracts.conditions.service import INVALID_PROFILE
 from pagoda_contracts.names import (
     ADAPTERS_MOUNT,
     CLAIMS_MOUNT,
@@ -20,14 +20,16 @@ from pagoda_contracts.names import (
     MODEL_MOUNT,
     PATH_LIVE,
     PATH_STARTUP,
+    POD_IDENTITY,
     PORT_FETCH_PROBES,
 )
-from pagoda_contracts.resources.effect import CLAIM_SCHEME, SCHEMES, fetched, has_revisions, has_sidecar, unsupported
+from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, has_revisions, has_sidecar
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.api.errors import SpecProblem
 
+_BUCKETS: Final = ("s3://", "gs://", "az://")
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
 _MODEL: Final = "--model"
@@ -49,8 +51,6 @@ def adapter_claims(spec: InferenceServiceSpec) -> tuple[str, ...]:
 
 def check(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> None:
     """SpecProblem if the model cannot be brought into the pod."""
-    if not spec.model.uri.startswith(SCHEMES):
-        raise SpecProblem(UNSUPPORTED_URI, unsupported(spec.model.uri))
     if has_sidecar(spec) and profile.images.fetch is None:
         what = f"model.uri {spec.model.uri!r} needs (and model.cache, for {CLAIM_SCHEME})" if fetched(spec) else "adapters need"
         message = f"the profile has no images.fetch, which {what}"
@@ -81,7 +81,7 @@ def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, 
         "name": CONTAINER_FETCH,
         "image": profile.images.fetch,
         "restartPolicy": "Always",
-        "args": ["serve", *([_MODEL, *source(spec.model)] if fetched(spec) else _ONLY_ADAPTERS)],
+        "args": ["serve", *(_order(spec.model) if fetched(spec) else _ONLY_ADAPTERS)],
         "env": [{"name": "PAGODA_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
         "ports": [{"name": _PROBE, "containerPort": PORT_FETCH_PROBES}],
         "volumeMounts": mounts,
@@ -97,7 +97,20 @@ def fixed(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[str, 
 def source(model: ModelSpec) -> list[str]:
     """The model on a command line of `pagoda-fetch`: its address, with the revision and the credential."""
     revision = ["--revision", model.revision] if model.revision is not None and has_revisions(model) else []
-    return [model.uri, *revision, *(["--credential", model.credential] if model.credential is not None else [])]
+    credential = model.credential
+    if credential is None and model.service_account_name is not None and model.uri.startswith(_BUCKETS):
+        credential = POD_IDENTITY
+    return [model.uri, *revision, *(["--credential", credential] if credential is not None else [])]
+
+
+def _order(model: ModelSpec) -> list[str]:
+    """The digest stands before the rest, which an inspection takes too (`inspecting`): it reads a part of the files."""
+    return [*(["--digest", model.digest] if model.digest is not None else []), _MODEL, *source(model)]
+
+
+def account(model: ModelSpec) -> dict[str, Any]:
+    """The pod's ServiceAccount. Its token for the API server is not mounted; the cloud's own is, by the platform."""
+    return {"serviceAccountName": model.service_account_name} if model.service_account_name is not None else {}
 
 
 def model_of(arguments: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.conditions.service import INSPECTING_MODEL, MODEL_REJECTED, UNSUPPORTED_URI
+from pagoda_contracts.conditions.service import INSPECTING_MODEL, MODEL_REJECTED
 from pagoda_contracts.names import (
     CLAIMS_MOUNT,
     COMPONENT_INSPECT,
@@ -24,7 +24,7 @@ from pagoda_contracts.names import (
     LABEL_COMPONENT,
     LABEL_SERVICE_UID,
 )
-from pagoda_contracts.resources.effect import CLAIM_SCHEME, SCHEMES, unsupported
+from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.errors import SizingError
@@ -37,7 +37,7 @@ from pagoda_operator.api.placement import Undecided
 from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
-from pagoda_operator.decide.render.fetch import claim, restricted_container, restricted_pod, source
+from pagoda_operator.decide.render.fetch import account, claim, restricted_container, restricted_pod, source
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.inventory.fit import is_report, source_of
@@ -89,8 +89,6 @@ def of_config(config: dict[str, Any]) -> Inspection:
 
 
 def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
-    if not spec.model.uri.startswith(SCHEMES):
-        return Inspection(unknown=Undecided(UNSUPPORTED_URI, unsupported(spec.model.uri), stalled=True))
     if observed.profile is None or observed.profile.images.fetch is None:
         name = spec.profile_ref.name
         return Inspection(unknowable=f"the model's size is unknown, because profile {name!r} has no images.fetch that could inspect it")
@@ -126,7 +124,7 @@ def _last_end(pod: Child) -> Json:
 def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Iterator[Write]:
     """The next write of an inspection that placement waits for; a finished one goes."""
     known = inspect(observed, spec).unknown is None
-    if known or observed.profile is None or observed.profile.images.fetch is None or not spec.model.uri.startswith(SCHEMES):
+    if known or observed.profile is None or observed.profile.images.fetch is None:
         yield from tidy(observed)
         return
     wanted = inspect_pod(owner, spec, observed.profile)
@@ -182,6 +180,7 @@ def _pod_spec(spec: InferenceServiceSpec, profile: ServingProfileSpec) -> dict[s
     }
     return {
         "restartPolicy": "OnFailure",
+        **account(spec.model),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,

@@ -209,6 +209,7 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
         "terminationGracePeriodSeconds": grace,
         "volumes": [{"name": "config", "configMap": {"name": inputs.revision.name}}],
         "containers": [_daemon(inputs)],
+        **fetch.account(inputs.spec.model),
     }
     charged = written_devices(needs(inputs.accelerator, inputs.resolved.profile))
     annotations = {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}

@@ -38,7 +38,8 @@ class Removal(IntEnum):
 @dataclass(frozen=True)
 class DrainState:
     """One Deployment's pods, how many replicas its spec has, and how many there should be. `timeout_s`: how long a drain may take;
-    `answers`: each daemon's answer to the last order, by uid; `in_flight`: requests that gateways report, and the `order`, by name."""
+    `answers`: each daemon's answer to the last order, by uid; `in_flight`: requests that gateways report, and the `order`, by name;
+    `sole`: adapters that no other replica has in memory, by uid."""
 
     pods: tuple[Pod, ...]
     replicas: int
@@ -48,6 +49,7 @@ class DrainState:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
     order: Mapping[str, Removal] = field(default_factory=dict)
+    sole: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,13 @@ def answered(states: Iterable[DrainState], answers: Mapping[str, Answer]) -> tup
     return tuple(write for _, step in found for write in step.annotate)
 
 
-def _preference(state: DrainState, pod: Pod) -> tuple[tuple[bool, int, bool], int, int]:
-    """The pod that the ReplicaSet would remove anyway goes first; then by the order of removal, by load, and the newest."""
+def _preference(state: DrainState, pod: Pod) -> tuple[tuple[bool, int, bool], int, int, int]:
+    """The pod that the ReplicaSet would remove anyway goes first; then by the order of removal, by adapters that would have to be loaded
+    elsewhere, by load, and the newest."""
     order = state.order.get(pod.name, Removal.ANY)
     if pod.drain_deadline_ms is not None:
-        return _SERVING, min(Removal.DRAINING, order), -1
-    return _readiness(pod), order, state.in_flight.get(pod.name, _UNREPORTED)
+        return _SERVING, min(Removal.DRAINING, order), -1, -1
+    return _readiness(pod), order, state.sole.get(pod.uid, 0), state.in_flight.get(pod.name, _UNREPORTED)
 
 
 def _readiness(pod: Pod) -> tuple[bool, int, bool]:

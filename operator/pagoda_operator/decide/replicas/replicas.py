@@ -196,4 +196,5 @@ def _drain_state(observed: Observed, deployment: Child, target: int, order: Mapp
         answers=observed.answers,
         in_flight={name: signal.in_flight for name, signal in endpoints.items() if signal.verdict is Seen.FRESH},
         order=order,
+        sole=observed.sole_adapters,
     )

@@ -61,7 +61,7 @@ async def test_a_replicas_prompts_can_be_read_back_from_its_events(tmp_path, con
     listener = zmq.asyncio.Context.shadow(context).socket(zmq.SUB)
     listener.linger = 0
     listener.subscribe(b"kv")
-    async with local_front(config, tmp_path / "text") as front, httpx.AsyncClient(timeout=60) as client:
+    async with local_front(config) as front, httpx.AsyncClient(timeout=60) as client:
 
         async def ask(prompt):
             body = {"model": NAME, "prompt": prompt, "max_tokens": 4, "ignore_eos": True}

@@ -71,15 +71,16 @@ def test_values_are_the_states():
     assert seen[("pagoda_daemon_build_info", ("revision", "abc"), ("version", "1.2"))] == 1
 
 
-def test_requests_that_wait_for_their_grammar_wait_as_in_vllm():
+def test_requests_that_wait_for_their_grammar_or_adapter_wait_as_in_vllm():
     """There they are "deferred": no row helps them. The reasons add up to the total."""
     exposition = loaded()
     exposition._replica.stats = Stats(running=3, waiting=2, compiling=4)
     exposition._replica.tally = Tally(deferred=1)
+    exposition._replica.waking = 3
     seen = samples(exposition)
-    assert seen[("vllm:num_requests_waiting",)] == 7
+    assert seen[("vllm:num_requests_waiting",)] == 10
     assert seen[("vllm:num_requests_waiting_by_reason", ("reason", "capacity"))] == 2
-    assert seen[("vllm:num_requests_waiting_by_reason", ("reason", "deferred"))] == 5
+    assert seen[("vllm:num_requests_waiting_by_reason", ("reason", "deferred"))] == 8
 
 
 def test_what_is_turned_away_is_counted_by_vllms_reasons():

@@ -190,7 +190,7 @@ def known_config(folder):
 
 @pytest.fixture
 async def http(stage, tmp_path):
-    async with local_front(known_config(tmp_path), tmp_path / "model") as front:
+    async with local_front(known_config(tmp_path)) as front:
         async with httpx.AsyncClient(base_url=f"http://{front.http}", timeout=PATIENCE_S) as made:
             made.front = front
             stage.free = False
@@ -277,7 +277,7 @@ AT_LAST = {
     "pagoda_daemon_slo_requests_total met=false slo=itl": 2,
     "pagoda_daemon_slo_requests_total met=false slo=all": 2,
     "pagoda_daemon_goodput_tokens_total": 6,
-    "pagoda_daemon_build_info revision=r7 version=0.1.0": 1,
+    "pagoda_daemon_build_info revision=r7 version=0.2.0": 1,
     "http_requests_total handler=/metrics method=GET status=2xx": 1,
     "http_requests_total handler=/v1/completions method=POST status=2xx": 3,
     "http_requests_total handler=/v1/completions method=POST status=5xx": 2,
@@ -383,7 +383,7 @@ def every_family_shows_a_value(between, end):
 async def test_a_preemption_is_counted_once_in_either_family(stage, tmp_path):
     config = local_config(tmp_path, engine={"max_model_len": 64, "max_concurrency": 2, "kv_bytes": 4 * 16 * 8})
     async with (
-        local_front(config, tmp_path / "model") as front,
+        local_front(config) as front,
         httpx.AsyncClient(base_url=f"http://{front.http}", timeout=PATIENCE_S) as http,
     ):
         stage.free = False

@@ -17,7 +17,8 @@ from pagoda_contracts.launch import DaemonConfig
 from pagoda_daemon.core.errors import ConfigRejected, EngineDied, ModelRejected
 from pagoda_daemon.offline import Engine, Sampling
 from pagoda_daemon.offline.own_engine import OwnEngine, config_of
-from support.servers.local_replica import local_config, tiny_model_dir
+from support.engine.toy_model import tiny_model_dir
+from support.servers.local_replica import local_config
 
 PATIENCE_S = 120.0
 SCRIPT = """

@@ -4,13 +4,14 @@ import hashlib
 import json
 from base64 import b64encode
 from collections import Counter
+from platform import machine
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from pagoda_fetch.core.errors import Forbidden, Mismatch, NotFound, Refused, Unsupported
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import running_hub
-from support.servers.fetch_servers import oci_registry, push, wire
+from support.servers.fetch_servers import oci_registry, push, push_index, wire
 
 FILES = model_files()
 
@@ -80,10 +81,20 @@ async def test_archives_are_named_as_what_is_not_built(tmp_path, registry):
         await Fetcher(tmp_path).fetch(f"oci://{registry}/models/tar", "v1")
 
 
-async def test_an_index_is_refused(tmp_path, registry):
-    push(registry, "models/index", FILES, manifests=[], layers=[])
-    with pytest.raises(Refused, match="no layers"):
-        await Fetcher(tmp_path).fetch(f"oci://{registry}/models/index", "v1")
+@pytest.mark.parametrize(("others", "found"), [([], "only"), ([("amd64", "x"), ("arm64", "y")], "mine"), ([("s390x", "x")], "none")])
+async def test_of_an_index_its_only_manifest_is_taken_or_the_one_for_this_machine(tmp_path, registry, others, found):
+    name = f"models/index-{found}"
+    ours = {**FILES, "generation_config.json": found.encode()}
+    manifests = [(push(registry, name, {**FILES, "generation_config.json": text.encode()}, text), where) for where, text in others]
+    mine = {"x86_64": "amd64", "aarch64": "arm64"}[machine()]
+    manifests = [(digest, where) for digest, where in manifests if found == "none" or where != mine]
+    push_index(registry, name, [*manifests, (push(registry, name, ours, "mine"), mine if others and found == "mine" else "")], "v1")
+    fetching = Fetcher(tmp_path).fetch(f"oci://{registry}/{name}", "v1")
+    if found == "none":
+        with pytest.raises(Refused, match="has 2 manifests, and not one for linux/"):
+            await fetching
+    else:
+        assert contents(await fetching)["generation_config.json"] == found.encode()
 
 
 def small_artifact():

@@ -52,7 +52,7 @@ async def traced(client, name, tenant=None):
     ],
 )
 async def test_a_trace_is_found_by_the_id_of_the_answer_and_by_that_of_the_header(path, body, tmp_path):
-    async with local_front(local_config(tmp_path), tmp_path / "text") as replica, gateway(replica.http, NAME) as (_, client):
+    async with local_front(local_config(tmp_path)) as replica, gateway(replica.http, NAME) as (_, client):
         tokens = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         async with client.post(path, json={"model": NAME, tokens: 3} | body, headers={HEADER_REQUEST_ID: "mine"}) as answer:
             text = (await answer.read()).decode()

@@ -24,7 +24,7 @@ from pagoda_gateway.requests.hold_queue import Claim
 from pagoda_gateway.requests.lifecycle import RequestLife
 from pagoda_gateway.routing.request import RoutingRequest
 from pagoda_gateway.routing.turns import rank_of
-from pagoda_gateway.watch.services import Hold
+from pagoda_gateway.watch.services import Hold, Service
 from support.harness.gateway import GatewayHarness
 from support.suite.profiles import examples
 
@@ -351,6 +351,24 @@ async def test_overloaded_everywhere_is_answered_after_one_try_each():
     assert sorted(went) == ["ns/a:8000", "ns/b:8000"]
     assert (caught.value.status, caught.value.retry_after, harness.queue.total) == (503, 5, 0)
     assert "repick-overloaded" in caught.value.route
+
+
+async def test_a_replica_without_a_place_for_an_adapter_gets_other_requests_before_its_next_frame():
+    harness = Harness()
+    harness.cache.put_service(Service("ns/s", "", "2026-01-01T00:00:00Z", ("m", "pirate")))
+    harness.synced()
+    harness.frame("ready")
+    (endpoint,) = harness.cache.endpoints(harness.cache.service("ns/s"))
+    endpoint.frame = endpoint.frame._replace(adapters=frozenset({"pirate"}))
+    with pytest.raises(AllOverloaded):
+        await harness.request("adapter", model="pirate", failures=[Overloaded("overloaded")])
+    await harness.request("model")
+    waiting = harness.start("adapter", model="pirate")
+    await turns()
+    assert (harness.served, harness.queue.total) == (["model"], 1)
+    harness.frame("ready")
+    endpoint.frame = endpoint.frame._replace(adapters=frozenset({"pirate"}))
+    await waiting
 
 
 async def test_overloaded_here_and_refused_there_waits_for_a_new_state_of_the_other():

@@ -73,3 +73,12 @@ def test_a_session_stays_among_the_replicas_that_have_its_adapter(session):
 
 def test_a_replica_without_the_adapter_is_never_chosen():
     assert pick([endpoint("a", known=False)], REQUEST, {}, 0) == NoPick(Verdict.OTHER_NAME)
+
+
+def test_a_replica_without_a_place_for_another_adapter_gets_all_other_requests():
+    full = endpoint("a")
+    full.no_place = True
+    assert pick([full], REQUEST, {}, 0) == NoPick(Verdict.REFUSED)
+    assert chosen(full, request=RoutingRequest("m")) == "a"
+    full.frame = full.frame._replace(loaded=frozenset({"pirate"}))
+    assert chosen(full) == "a"

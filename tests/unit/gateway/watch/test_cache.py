@@ -81,9 +81,10 @@ def test_a_refusal_lasts_until_the_next_frame():
     made = cache(replica())
     made.update_state("ns/a", READY, 0, 0)
     made.mark_refused(only(made))
+    made.mark_no_place(only(made))
     assert judge(only(made), 0) is Verdict.REFUSED
     made.update_state("ns/a", READY, 100, 100)
-    assert judge(only(made), 100) is Verdict.READY
+    assert (judge(only(made), 100), only(made).no_place) == (Verdict.READY, False)
 
 
 def test_each_replica_added_removed_or_with_a_new_address_is_reported_once():

@@ -33,7 +33,7 @@ async def test_progress_refusal_silence_and_a_later_leader_are_told_apart(tmp_pa
     with patch.dict(METHODS, {GRPC_SET_ADAPTERS: frozenset((ROLE_ANYBODY,))}):
         async with adapter_sidecar(tmp_path / "claims", tmp_path / "store") as sidecar:
             config = local_config(tmp_path, adapters=AdaptersConfig(fetch_port=sidecar))
-            async with local_front(config, tmp_path / "text") as front:
+            async with local_front(config) as front:
                 catalogues = Catalogues(lambda: epoch, port=front.ports.grpc)
                 found = await until(catalogues, Phase.LOADED, Phase.FAILED)
                 assert found["a"].digest.startswith("sha256:")

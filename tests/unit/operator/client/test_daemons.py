@@ -26,7 +26,7 @@ def issuer(tmp_path_factory):
 @pytest.fixture
 async def front(tmp_path, issuer):
     config = local_config(tmp_path, step_ms=5, auth=issuer.config(), drain_timeout="10m")
-    async with local_front(config, tmp_path / "text") as made:
+    async with local_front(config) as made:
         yield made
 
 

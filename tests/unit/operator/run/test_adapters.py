@@ -135,6 +135,17 @@ async def test_an_adapter_that_fails_on_one_replica_goes_to_another_and_stays_th
     assert [(one.pod, one.state) for one in only.status.endpoints] == [(({"p", "q"} - {first}).pop(), "Loaded")]
 
 
+async def test_it_counts_the_adapters_that_one_replica_has_alone():
+    place = Place(adapter_body("a"), *(adapter_body(name, placement={"mode": "Replicas", "replicas": 1}) for name in "bc"))
+    place.serve("p", "q")
+    assert place.operator.sole(KEY) == {}
+    await settled(place)
+    where = {one.meta.name: [found.pod for found in one.status.endpoints] for one in place.bodies()}
+    assert where["a"] == ["p", "q"]
+    alone = [pod for name in "bc" for pod in where[name]]
+    assert place.operator.sole(KEY) == {f"uid-{pod}": alone.count(pod) for pod in "pq"}
+
+
 async def test_a_deleted_adapter_is_taken_from_the_replicas_and_a_service_without_adapters_is_sent_nothing():
     place = Place(adapter_body("a"))
     place.serve("p")

@@ -108,8 +108,8 @@ def test_a_plan_on_an_outdated_cache_is_not_carried_out_and_the_next_run_reads_f
 ) -> None:
     """Its Deployment is there, and the watch has said that it went."""
     (name,) = harness.names(DEPLOYMENTS)
-    key = next(iter(harness.caches.kinds[DEPLOYMENTS].values()))
-    harness.caches.kinds[DEPLOYMENTS]._forget(key)
+    key = next(iter(harness.caches.of(DEPLOYMENTS).values()))
+    harness.caches.of(DEPLOYMENTS)._forget(key)
     made, written = plans(monkeypatch), len(harness.api.journal)
     assert harness.run().again == 0
     assert (len(made), len(harness.api.journal)) == (1, written)

@@ -12,6 +12,12 @@ def test_the_gateway_url_is_the_configured_one_or_the_charts():
     assert load([], {}).url is None
 
 
+def test_services_are_served_everywhere_or_in_the_namespaces_that_are_named():
+    assert load([], {}).namespaces == ()
+    assert load([], {"PAGODA_NAMESPACES": "b, a,b"}).namespaces == ("b", "a")
+    assert load(["--namespaces", "c"], {"PAGODA_NAMESPACES": "a"}).namespaces == ("c",)
+
+
 def test_the_default_profile_is_read_from_its_file(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text('{"images": {"daemon": "img:1"}, "allow": ["metadata.labels"]}')
@@ -35,6 +41,7 @@ def test_gateways_come_from_the_option_or_the_variable():
         ([], {"PAGODA_DEFAULT_PROFILE": "/no/such/file"}, "/no/such/file"),
         (["--gateways", "gw:9100,gw"], {}, "'gw'"),
         ([], {"PAGODA_GATEWAYS": "gw:99999"}, "gw:99999"),
+        (["--namespaces", "team-a,Team"], {}, "'Team'"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_name(arguments, environment, named):

@@ -18,7 +18,7 @@ async def test_kopf_watches_our_own_kinds_and_its_events_go_to_the_caches():
     assert await caches.get(SERVICES, "n", "s")
     ended = {"metadata": {**body["metadata"], "resourceVersion": "6"}}
     await handlers["inferenceservices"].fn(event={"type": "DELETED", "object": ended})
-    assert caches.kinds[SERVICES].get(Key("n", "s")) is None
+    assert caches.of(SERVICES).get(Key("n", "s")) is None
 
 
 def test_the_settings_keep_kopf_from_writing_and_from_giving_up():

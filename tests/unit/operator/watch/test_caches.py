@@ -134,7 +134,7 @@ def test_a_late_event_does_not_bring_a_deleted_object_back():
 
 def test_a_delete_answered_without_a_version_counts():
     caches = Caches()
-    caches.kinds[DEPLOYMENTS].take_list([item(DEPLOYMENTS, labelled("d", "10"))], "20", 0)
+    caches.of(DEPLOYMENTS).take_list([item(DEPLOYMENTS, labelled("d", "10"))], "20", 0)
     caches.wrote(DEPLOYMENTS, "delete", {"metadata": labelled("d", "10")["metadata"]})
     assert of(caches, DEPLOYMENTS) == []
 
@@ -170,3 +170,21 @@ def test_objects_are_sorted_again_only_after_a_change():
     assert ([node.name for node in found] == [f"n{number:03}" for number in range(300)], caches.all(NODES) is found) == (True, True)
     caches.event(NODES, {"metadata": {"name": "n000", "resourceVersion": "900"}}, gone=True)
     assert len(caches.all(NODES)) == 299
+
+
+def test_with_a_list_of_namespaces_only_their_objects_are_kept_and_everybodys_devices():
+    seen = []
+    caches = Caches(lambda resource, key, *_: seen.append((resource, key.namespace)), ("ns", "two"))
+    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    for namespace in ("ns", "else"):
+        for resource in (SERVICES, DEPLOYMENTS, PODS):
+            body = labelled("x", "5", spec={"nodeName": "n", "containers": [container]})
+            body["metadata"] |= {"namespace": namespace}
+            caches.event(resource, body, gone=False)
+            caches.wrote(resource, "patch", body)
+    assert [asyncio.run(caches.get(resource, "else", "x")) for resource in (SERVICES, DEPLOYMENTS, PODS)] == [None] * 3
+    assert seen == [(SERVICES, "ns"), (DEPLOYMENTS, "ns"), (PODS, "ns"), (PODS, "else")]
+    assert len(caches.all(PODS)) == 2, "devices of both count"
+    assert len(of(caches, DEPLOYMENTS)) == 1
+    assert [scope for resource, scope, _ in caches.each() if resource == DEPLOYMENTS] == ["ns", "two"]
+    assert [scope for resource, scope, _ in caches.each() if resource == NODES] == [""]

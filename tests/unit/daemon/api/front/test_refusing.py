@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pagoda_daemon.api.front import front
 from pagoda_daemon.core.errors import ConfigRejected
+from pagoda_daemon.health.replica import ProbeServer
 from support.servers.local_front import local_config, local_front
 
 
@@ -25,5 +26,5 @@ async def test_each_port_in_use_is_refused_by_its_field(tmp_path: Path, name: st
         config = local_config(tmp_path)
         listen = config.listen.model_copy(update={name: taken.getsockname()[1]})
         with pytest.raises(ConfigRejected, match=f"^listen.{name}: cannot listen on 127.0.0.1:{listen.model_dump()[name]}"):
-            async with local_front(config.model_copy(update={"listen": listen}), tmp_path / "text"):
+            async with local_front(config.model_copy(update={"listen": listen}), ProbeServer):
                 raise AssertionError("it listens")

@@ -55,7 +55,7 @@ def issuer(tmp_path_factory):
 async def front(tmp_path, issuer):
     engine = {"max_model_len": 4096, "kv_bytes": 2**23}
     config = local_config(tmp_path, step_ms=5, auth=issuer.config(), drain_timeout="60s", engine=engine)
-    async with local_front(config, tmp_path / "text") as made:
+    async with local_front(config) as made:
         yield made
 
 

@@ -36,7 +36,7 @@ def asked(**changes):
 
 @pytest.fixture
 async def front(tmp_path):
-    async with local_front(local_config(tmp_path, step_ms=2, engine=ENGINE), tmp_path / "text") as made:
+    async with local_front(local_config(tmp_path, step_ms=2, engine=ENGINE)) as made:
         yield made
 
 
@@ -169,7 +169,7 @@ class Hastening(Engine):
 async def test_a_deadline_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(Hastening, "ahead_ms", 0.0)
     monkeypatch.setattr(LocalEngine, "engine_type", Hastening)
-    async with local_front(local_config(tmp_path, step_ms=2, engine=ENGINE), tmp_path / "text") as front, front.channel() as channel:
+    async with local_front(local_config(tmp_path, step_ms=2, engine=ENGINE)) as front, front.channel() as channel:
         call = open_call(channel, asked(sampling={"max_tokens": ENDLESS}, deadline_ms=600_000))
         found = [await call.read() for _ in range(3)]
         monkeypatch.setattr(Hastening, "ahead_ms", 700_000.0)
@@ -194,7 +194,7 @@ async def test_a_short_call_is_a_deadline_too(channel, front):
 async def test_only_a_gateway_generates_where_callers_are_distinguished(tmp_path, role):
     issuer = Issuer(tmp_path)
     config = local_config(tmp_path, auth=issuer.config())
-    async with local_front(config, tmp_path / "text") as front, front.channel() as channel:
+    async with local_front(config) as front, front.channel() as channel:
         metadata = (("authorization", f"Bearer {issuer.token(role)}"),) if role else ()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await events(channel, asked(), metadata=metadata)

@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 from pagoda_contracts.pb.daemon_pb2 import ADAPTER_PHASE_FAILED, ADAPTER_PHASE_LOADED, ADAPTER_PHASE_ON_DISK
 from pagoda_daemon.engine.client import EngineLink
-
-from tests.unit.daemon.api.grpc.test_orders import adapter, claims, on_disk, phases, replica  # noqa: F401  a fixture
+from support.servers.adapter_replica import adapter, adapter_replica, on_disk
 
 NAMES = {"a": "one", "b": "two", "c": "three"}
 
@@ -43,9 +42,9 @@ async def offered(here, **fields):
     return wanted
 
 
-async def test_what_a_request_loaded_is_not_evicted_before_the_request_is_answered(tmp_path, claims):  # noqa: F811
+async def test_what_a_request_loaded_is_not_evicted_before_the_request_is_answered(tmp_path, claims):
     """Each of two requests once loaded in vain for ever: the other one's load evicted it before it had come to use it."""
-    async with replica(tmp_path, claims, max_loaded=1, step_ms=20) as here:
+    async with adapter_replica(tmp_path, claims, max_loaded=1, step_ms=20) as here:
         await offered(here)
         made, loads = slow()
         with loads:
@@ -57,8 +56,8 @@ async def test_what_a_request_loaded_is_not_evicted_before_the_request_is_answer
         assert made.count == 1
 
 
-async def test_an_adapter_that_is_removed_while_a_request_loads_it_stays_removed(tmp_path, claims):  # noqa: F811
-    async with replica(tmp_path, claims, max_loaded=1) as here:
+async def test_an_adapter_that_is_removed_while_a_request_loads_it_stays_removed(tmp_path, claims):
+    async with adapter_replica(tmp_path, claims, max_loaded=1) as here:
         await offered(here)
         made, loads = slow()
         with loads:
@@ -70,36 +69,38 @@ async def test_an_adapter_that_is_removed_while_a_request_loads_it_stays_removed
         assert await here.tokens("b") == here.expected("two")  # its place is free
 
 
-async def test_a_load_goes_on_without_the_client_that_began_it_and_is_shared(tmp_path, claims):  # noqa: F811
-    async with replica(tmp_path, claims, max_loaded=1) as here:
+async def test_a_load_goes_on_without_the_client_that_began_it_and_is_shared(tmp_path, claims):
+    async with adapter_replica(tmp_path, claims, max_loaded=1) as here:
         await offered(here)
         made, loads = slow()
         with loads:
             leaving, staying = (asyncio.create_task(here.tokens("a")) for _ in range(2))
             await made.begun.wait()
+            await here.front.until(lambda: here.front.front.replica.waking == 2)
             leaving.cancel()
+            await here.front.until(lambda: here.front.front.replica.waking == 1)
             made.go_on.set()
             assert await staying == here.expected("one")
-        assert made.count == 1
+        assert (made.count, here.front.front.replica.waking) == (1, 0)
 
 
-async def test_a_request_that_waited_for_its_adapter_names_an_ignored_field_once(tmp_path, claims):  # noqa: F811
-    async with replica(tmp_path, claims, max_loaded=1) as here:
+async def test_a_request_that_waited_for_its_adapter_names_an_ignored_field_once(tmp_path, claims):
+    async with adapter_replica(tmp_path, claims, max_loaded=1) as here:
         await offered(here)
         asked = await here.http.post("/v1/completions", json={"model": "a", "prompt": [1], "max_tokens": 1, "unheard_of": 1})
         assert (asked.status_code, asked.headers["x-pagoda-ignored"]) == (200, "unheard_of")
 
 
-async def test_files_that_cannot_be_used_are_found_before_a_request_asks(tmp_path, claims):  # noqa: F811
+async def test_files_that_cannot_be_used_are_found_before_a_request_asks(tmp_path, claims):
     (claims / "loras" / "two" / "adapter_model.safetensors").unlink()
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         (state,) = await here.settled(on_disk("b", "two"), phase=ADAPTER_PHASE_FAILED)
         assert state.reason
         assert (await here.http.post("/v1/completions", json={"model": "b", "prompt": [1], "max_tokens": 1})).status_code == 404
 
 
-async def test_lost_files_are_brought_again(tmp_path, claims):  # noqa: F811
-    async with replica(tmp_path, claims, max_loaded=1) as here:
+async def test_lost_files_are_brought_again(tmp_path, claims):
+    async with adapter_replica(tmp_path, claims, max_loaded=1) as here:
         wanted = await offered(here)
         kept, store = {}, tmp_path / "store"
         for folder in store.iterdir():
@@ -108,17 +109,17 @@ async def test_lost_files_are_brought_again(tmp_path, claims):  # noqa: F811
         lost = await here.http.post("/v1/completions", json={"model": "a", "prompt": [1], "max_tokens": 1})
         assert (lost.status_code, lost.json()["error"]["code"]) == (503, "not_ready")
         async with asyncio.timeout(300):
-            while (await phases(here, *wanted))["a"] not in (ADAPTER_PHASE_ON_DISK, ADAPTER_PHASE_LOADED):
+            while (await here.phases(*wanted))["a"] not in (ADAPTER_PHASE_ON_DISK, ADAPTER_PHASE_LOADED):
                 await asyncio.sleep(0.01)
         assert await here.tokens("a") == here.expected("one")
 
 
-async def test_a_catalogue_that_makes_one_resident_keeps_it(tmp_path, claims):  # noqa: F811
-    async with replica(tmp_path, claims, max_loaded=2) as here:
+async def test_a_catalogue_that_makes_one_resident_keeps_it(tmp_path, claims):
+    async with adapter_replica(tmp_path, claims, max_loaded=2) as here:
         await offered(here)
         await here.tokens("a")
         order = (adapter("a", "one"), on_disk("b", "two"), on_disk("c", "three"))
         await here.settled(*order, generation=2, phase=None)
         for name in ("b", "c", "b"):
             assert await here.tokens(name) == here.expected(NAMES[name])
-        assert (await phases(here, *order, generation=2))["a"] == ADAPTER_PHASE_LOADED
+        assert (await here.phases(*order, generation=2))["a"] == ADAPTER_PHASE_LOADED

@@ -4,102 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import asynccontextmanager
-from unittest.mock import patch
 
 import grpc
-import httpx
-import pytest
-from pagoda_contracts.launch import AdaptersConfig
-from pagoda_contracts.names import GRPC_SET_ADAPTERS, GRPC_WATCH_STATE, ROLE_OPERATOR
+from pagoda_contracts.names import GRPC_WATCH_STATE
 from pagoda_contracts.pb.daemon_pb2 import (
     ADAPTER_PHASE_FAILED,
     ADAPTER_PHASE_LOADED,
     ADAPTER_PHASE_ON_DISK,
     Adapter,
-    SetAdaptersRequest,
-    SetAdaptersResponse,
     State,
     WatchStateRequest,
 )
-from pagoda_daemon.api.access.caller import ROLE_ANYBODY
-from pagoda_daemon.api.access.roles import METHODS
-from pagoda_daemon.api.grpc import orders
 from pagoda_daemon.api.grpc.fetching import Fetched
-from pagoda_daemon.simulated.device.worker import expected_tokens, read_digest
-from pagoda_daemon.simulated.replicas.text import VOCAB
 from support.engine.adapter_files import write_adapter
-from support.servers.adapter_sidecar import adapter_sidecar
-from support.servers.local_front import NAME, local_config, local_front
+from support.servers.adapter_replica import PROMPT, adapter, adapter_replica, on_disk
+from support.servers.local_front import NAME
 
-PROMPT = list(range(5, 45))
 NOT_SHA = "sha256:1"
-_HERE = (ADAPTER_PHASE_LOADED, ADAPTER_PHASE_ON_DISK)
-
-
-class Replica:
-    """A front, its sidecar's claims and what an operator and a client ask of it."""
-
-    def __init__(self, front, channel, http, claims):
-        self.front, self.channel, self.http, self.claims = front, channel, http, claims
-
-    async def set(self, *adapters, generation=1, epoch=1, pod_uid=""):
-        call = self.channel.unary_unary(
-            GRPC_SET_ADAPTERS,
-            request_serializer=SetAdaptersRequest.SerializeToString,
-            response_deserializer=SetAdaptersResponse.FromString,
-        )
-        return await call(SetAdaptersRequest(adapters=adapters, generation=generation, epoch=epoch, pod_uid=pod_uid), timeout=300)
-
-    async def refused(self, *adapters, **order):
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await self.set(*adapters, **order)
-        return error.value.code()
-
-    async def settled(self, *adapters, phase=ADAPTER_PHASE_LOADED, **order):
-        """The states once every entry is in this phase, or here at all (None). The same order is given again and again, as operators do."""
-        async with asyncio.timeout(300):
-            while True:
-                states = (await self.set(*adapters, **order)).adapters
-                if all(one.phase == phase or (phase is None and one.phase in _HERE) for one in states):
-                    return states
-                await asyncio.sleep(0.01)
-
-    async def tokens(self, model, count=12):
-        body = {"model": model, "prompt": PROMPT, "max_tokens": count, "ignore_eos": True, "return_token_ids": True}
-        return tuple((await self.http.post("/v1/completions", json=body)).json()["choices"][0]["token_ids"])
-
-    def expected(self, folder, count=12):
-        return expected_tokens(PROMPT, count, VOCAB, read_digest(self.claims / "loras" / folder, None).digest)
-
-
-@pytest.fixture
-def claims(tmp_path):
-    for name in ("one", "two", "three"):
-        write_adapter(tmp_path / "claims" / "loras" / name, name.encode())
-    return tmp_path / "claims"
-
-
-@asynccontextmanager
-async def replica(tmp_path, claims, max_loaded=3, **changes):
-    roles = {GRPC_SET_ADAPTERS: frozenset((ROLE_ANYBODY, ROLE_OPERATOR))}
-    async with adapter_sidecar(claims, tmp_path / "store") as port:
-        config = local_config(tmp_path, adapters=AdaptersConfig(max_loaded=max_loaded, fetch_port=port), **changes)
-        with patch.dict(METHODS, roles), patch.object(orders, "_FIRST_DELAY_S", 0.01):
-            async with local_front(config, tmp_path / "text") as front, front.channel() as channel, client(front) as http:
-                yield Replica(front, channel, http, claims)
-
-
-def client(front):
-    return httpx.AsyncClient(base_url=f"http://{front.http}", timeout=300)
-
-
-def adapter(name, folder, **fields):
-    return Adapter(name=name, uri=f"pvc://loras/{folder}", **fields)
 
 
 async def test_a_catalogue_is_fetched_and_loaded_and_each_name_answers_with_its_adapter(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         first, second = await here.settled(adapter("a", "one"), adapter("b", "two"))
         assert (first.name, first.digest.partition(":")[0]) == ("a", "sha256")
         assert await here.tokens("a") == here.expected("one")
@@ -113,14 +38,14 @@ async def test_a_catalogue_is_fetched_and_loaded_and_each_name_answers_with_its_
 
 
 async def test_what_is_not_in_the_catalogue_any_more_is_unloaded(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         await here.settled(adapter("a", "one"), adapter("b", "two"))
         await here.settled(adapter("b", "two"), generation=2)
         assert [card["id"] for card in (await here.http.get("/v1/models")).json()["data"]] == [NAME, "b"]
 
 
 async def test_a_name_flips_to_its_new_content_and_a_running_request_keeps_the_old_one(tmp_path, claims):
-    async with replica(tmp_path, claims, step_ms=2) as here:
+    async with adapter_replica(tmp_path, claims, step_ms=2) as here:
         await here.settled(adapter("a", "one"))
         slow = asyncio.create_task(here.tokens("a", 300))
         await here.front.until(lambda: here.front.front.replica.stats.running)
@@ -135,7 +60,7 @@ async def test_a_name_flips_to_its_new_content_and_a_running_request_keeps_the_o
 
 
 async def test_what_cannot_be_brought_says_why_and_comes_once_it_can(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         wanted = (adapter("a", "none"), adapter("b", "two", digest="sha256:" + "0" * 64), Adapter(name="c", uri="pvc://other/x"))
         absent, other, unmounted = await here.settled(*wanted, phase=ADAPTER_PHASE_FAILED)
         assert "no such folder" in absent.reason
@@ -149,14 +74,14 @@ async def test_what_cannot_be_brought_says_why_and_comes_once_it_can(tmp_path, c
 
 
 async def test_an_update_that_fails_leaves_the_old_content_in_service(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         await here.settled(adapter("a", "one"))
         await here.settled(adapter("a", "none"), generation=2, phase=ADAPTER_PHASE_FAILED)
         assert await here.tokens("a") == here.expected("one")
 
 
 async def test_frames_tell_what_is_loaded_what_failed_and_of_which_generation(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         loaded, failed = adapter("a", "one"), adapter("b", "none")
         await here.settled(loaded, generation=6)
         await here.set(loaded, failed, generation=7)
@@ -170,7 +95,7 @@ async def test_frames_tell_what_is_loaded_what_failed_and_of_which_generation(tm
 
 
 async def test_an_older_leader_and_an_older_catalogue_are_refused_and_a_new_leader_begins_anew(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         await here.set(generation=50, epoch=3)
         assert await here.refused(generation=60, epoch=2) == grpc.StatusCode.FAILED_PRECONDITION
         assert await here.refused(generation=49, epoch=3) == grpc.StatusCode.ABORTED
@@ -180,7 +105,7 @@ async def test_an_older_leader_and_an_older_catalogue_are_refused_and_a_new_lead
 
 
 async def test_a_catalogue_that_cannot_be_meant_is_refused_whole(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         here.front.front._orders._uid = "mine"
         for wrong in (
             (adapter(NAME, "one"),),
@@ -194,20 +119,20 @@ async def test_a_catalogue_that_cannot_be_meant_is_refused_whole(tmp_path, claim
 
 
 async def test_with_a_sidecar_no_client_loads_or_unloads(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         assert (await here.http.post("/v1/load_lora_adapter", json={})).status_code == 404
         assert not {path for path in (await here.http.get("/openapi.json")).json()["paths"] if "lora" in path}
 
 
 async def test_a_sidecar_that_is_gone_is_named_and_asked_again(tmp_path, claims):
-    async with replica(tmp_path, claims) as here:
+    async with adapter_replica(tmp_path, claims) as here:
         here.front.front._orders._fetch._address = "127.0.0.1:1"
         (silent,) = await here.settled(adapter("a", "one"), phase=ADAPTER_PHASE_FAILED)
         assert silent.reason == "the fetch sidecar did not answer: UNAVAILABLE"
 
 
 async def test_a_large_catalogue_is_fetched_a_few_at_a_time(tmp_path, claims):
-    async with replica(tmp_path, claims, max_loaded=40) as here:
+    async with adapter_replica(tmp_path, claims, max_loaded=40) as here:
         running, most = 0, 0
 
         async def fetch(_entry, _begun):
@@ -223,30 +148,22 @@ async def test_a_large_catalogue_is_fetched_a_few_at_a_time(tmp_path, claims):
         assert most == 8
 
 
-def on_disk(name, folder, **fields):
-    return adapter(name, folder, on_demand=True, **fields)
-
-
-async def phases(here, *adapters, **order):
-    return {state.name: state.phase for state in (await here.set(*adapters, **order)).adapters}
-
-
 async def test_a_request_loads_what_is_on_disk_in_the_place_of_what_was_used_least_recently(tmp_path, claims):
     wanted = (on_disk("a", "one"), on_disk("b", "two"), on_disk("c", "three"))
-    async with replica(tmp_path, claims, max_loaded=2) as here:
+    async with adapter_replica(tmp_path, claims, max_loaded=2) as here:
         states = await here.settled(*wanted, phase=ADAPTER_PHASE_ON_DISK)
         cards = (await here.http.get("/v1/models")).json()["data"][1:]
         assert sorted((card["id"], card["root"]) for card in cards) == [(state.name, state.digest) for state in states]
         for name, folder in (("a", "one"), ("b", "two"), ("a", "one"), ("c", "three")):
             assert await here.tokens(name) == here.expected(folder)
-        assert await phases(here, *wanted) == {"a": ADAPTER_PHASE_LOADED, "b": ADAPTER_PHASE_ON_DISK, "c": ADAPTER_PHASE_LOADED}
+        assert await here.phases(*wanted) == {"a": ADAPTER_PHASE_LOADED, "b": ADAPTER_PHASE_ON_DISK, "c": ADAPTER_PHASE_LOADED}
         together = await asyncio.gather(*(here.tokens(name) for name in "abab"))
         assert together == 2 * [here.expected("one"), here.expected("two")]
 
 
 async def test_a_pinned_adapter_and_one_with_requests_keep_their_places(tmp_path, claims):
     wanted = (on_disk("a", "one", pinned=True), on_disk("b", "two"), on_disk("c", "three"))
-    async with replica(tmp_path, claims, max_loaded=2, step_ms=2) as here:
+    async with adapter_replica(tmp_path, claims, max_loaded=2, step_ms=2) as here:
         await here.settled(*wanted, phase=ADAPTER_PHASE_ON_DISK)
         await here.tokens("a")
         slow = asyncio.create_task(here.tokens("b", 300))
@@ -256,17 +173,17 @@ async def test_a_pinned_adapter_and_one_with_requests_keep_their_places(tmp_path
         assert not slow.done()
         assert await slow == here.expected("two", 300)
         assert await here.tokens("c") == here.expected("three")
-        assert (await phases(here, *wanted))["a"] == ADAPTER_PHASE_LOADED
+        assert (await here.phases(*wanted))["a"] == ADAPTER_PHASE_LOADED
 
 
 async def test_a_loaded_name_flips_to_its_new_content_and_becomes_resident_or_goes_by_order(tmp_path, claims):
-    async with replica(tmp_path, claims, max_loaded=1) as here:
+    async with adapter_replica(tmp_path, claims, max_loaded=1) as here:
         await here.settled(on_disk("a", "one"), phase=ADAPTER_PHASE_ON_DISK)
         assert await here.tokens("a") == here.expected("one")
         await here.settled(on_disk("a", "two"), generation=2)  # it was loaded, so its new content is
         assert await here.tokens("a") == here.expected("two")
         await here.settled(adapter("b", "three"), on_disk("a", "two"), generation=3, phase=None)
-        assert await phases(here, adapter("b", "three"), on_disk("a", "two"), generation=3) == {
+        assert await here.phases(adapter("b", "three"), on_disk("a", "two"), generation=3) == {
             "a": ADAPTER_PHASE_ON_DISK,
             "b": ADAPTER_PHASE_LOADED,
         }

@@ -30,7 +30,7 @@ def issuer(tmp_path_factory):
 @pytest.fixture
 async def front(tmp_path, issuer):
     engine = {"max_model_len": 2048, "max_concurrency": 2, "kv_bytes": 8 * 16 * 150}
-    async with local_front(local_config(tmp_path, auth=issuer.config(), engine=engine), tmp_path / "text") as made:
+    async with local_front(local_config(tmp_path, auth=issuer.config(), engine=engine)) as made:
         yield made
 
 
@@ -106,7 +106,7 @@ async def test_a_gateway_hears_which_texts_became_resident_and_which_were_evicte
 
 
 async def test_texts_named_by_somebody_else_are_not_heard_of(tmp_path):
-    async with local_front(local_config(tmp_path, engine={"max_model_len": 2048}), tmp_path / "text") as front:
+    async with local_front(local_config(tmp_path, engine={"max_model_len": 2048})) as front:
         await ask(front, "", text_of(0), text_hashes(SCOPE, text_of(0)))
         assert not front.front.replica.prefixes.resident
 
@@ -162,7 +162,7 @@ async def test_a_gateway_hears_which_names_are_adapters_as_they_come_and_go(tmp_
     }
     config = local_config(tmp_path, adapters=adapters)
     async with (
-        local_front(config, tmp_path / "text") as front,
+        local_front(config) as front,
         watching(front, bearer) as watcher,
         httpx.AsyncClient(timeout=PATIENCE_S) as http,
     ):
@@ -174,10 +174,10 @@ async def test_a_gateway_hears_which_names_are_adapters_as_they_come_and_go(tmp_
         await watcher.until(lambda state: list(state.adapters) == [loaded["second"]])
 
 
-def test_a_gateway_sees_what_waits_for_its_grammar_as_waiting():
-    replica = Replica(born=0.0, stats=Stats(running=1, waiting=2, compiling=3, waiting_tokens=9))
+def test_a_gateway_sees_what_waits_for_its_grammar_or_adapter_as_waiting():
+    replica = Replica(born=0.0, stats=Stats(running=1, waiting=2, compiling=3, waiting_tokens=9), waking=4)
     state = frame(replica, Identity(("m",), "r1", "v1"), 1, 10.0)
-    assert (state.running, state.waiting, state.waiting_tokens) == (1, 5, 9)
+    assert (state.running, state.waiting, state.waiting_tokens) == (1, 9, 9)
 
 
 def test_a_frame_is_what_the_replica_is():

@@ -58,7 +58,7 @@ async def unload(http, name):
 
 
 async def test_a_name_answers_with_its_adapter_on_every_interface_and_the_model_with_none(tmp_path, root):
-    async with local_front(adapted(tmp_path, root, "one"), tmp_path / "text") as front, client(front) as http, front.channel() as channel:
+    async with local_front(adapted(tmp_path, root, "one")) as front, client(front) as http, front.channel() as channel:
         own, base = (expected_tokens(PROMPT, 12, VOCAB, adapter) for adapter in (digest(root / "one"), ""))
         assert own != base
         for _ in range(2):  # the second time from the cache
@@ -82,7 +82,7 @@ def generate(channel, request):
 
 
 async def test_models_lists_adapters_with_their_parent(tmp_path, root):
-    async with local_front(adapted(tmp_path, root, "one"), tmp_path / "text") as front, client(front) as http:
+    async with local_front(adapted(tmp_path, root, "one")) as front, client(front) as http:
         base, own = (await http.get("/v1/models")).json()["data"]
         assert (base["id"], base["parent"]) == (NAME, None)
         assert (own["id"], own["parent"], own["root"]) == ("one", NAME, digest(root / "one"))
@@ -91,7 +91,7 @@ async def test_models_lists_adapters_with_their_parent(tmp_path, root):
 
 
 async def test_vllms_endpoints_answer_with_its_sentences_and_codes(tmp_path, root):
-    async with local_front(adapted(tmp_path, root), tmp_path / "text") as front, client(front) as http:
+    async with local_front(adapted(tmp_path, root)) as front, client(front) as http:
 
         async def said(asked):
             answer = await asked
@@ -135,7 +135,7 @@ async def test_vllms_endpoints_answer_with_its_sentences_and_codes(tmp_path, roo
 async def test_a_request_keeps_the_version_that_it_began_with(tmp_path, root):
     """While its name goes over to another content, and is gone in the end. The old version is released with its last request."""
     long = 300
-    async with local_front(adapted(tmp_path, root, "one", step_ms=2), tmp_path / "text") as front, client(front) as http:
+    async with local_front(adapted(tmp_path, root, "one", step_ms=2)) as front, client(front) as http:
         first = digest(root / "one")
         slow = asyncio.create_task(tokens(http, "one", long))
         await front.until(lambda: front.front.replica.stats.running)
@@ -154,10 +154,10 @@ def held(front):
 
 
 async def test_without_adapters_the_endpoints_are_not_there_and_without_a_directory_they_load_nothing(tmp_path, root):
-    async with local_front(local_config(tmp_path), tmp_path / "text") as front, client(front) as http:
+    async with local_front(local_config(tmp_path)) as front, client(front) as http:
         assert (await load(http, "a", root / "one")).status_code == 404
     config = local_config(tmp_path, adapters=AdaptersConfig())
-    async with local_front(config, tmp_path / "text") as front, client(front) as http:
+    async with local_front(config) as front, client(front) as http:
         refused = await load(http, "a", root / "one")
         assert (refused.status_code, "--lora-dir" in refused.text) == (403, True)
 
@@ -167,7 +167,7 @@ async def test_only_the_key_of_an_administrator_changes_adapters(tmp_path, root)
     lines = [f"{hashlib.sha256(key).hexdigest()} {key.decode()} role={role}\n" for key, role in ((b"user", "client"), (b"root", "admin"))]
     keys.write_text("".join(lines))
     config = adapted(tmp_path, root, auth=AuthConfig(keys_file=str(keys)))
-    async with local_front(config, tmp_path / "text") as front:
+    async with local_front(config) as front:
         async with client(front, authorization="Bearer user") as http:
             refused = await load(http, "a", "one")
             assert (refused.status_code, "role=admin" in refused.text) == (403, True)
@@ -179,7 +179,7 @@ async def test_only_the_key_of_an_administrator_changes_adapters(tmp_path, root)
 
 async def test_metrics_name_the_adapters_at_work(tmp_path, root):
     config = adapted(tmp_path, root, "one", "two", step_ms=5, engine={"max_concurrency": 1})
-    async with local_front(config, tmp_path / "text") as front, client(front) as http:
+    async with local_front(config) as front, client(front) as http:
         running = asyncio.create_task(tokens(http, "one", 400))
         await front.until(lambda: front.front.replica.stats.running)
         waiting = asyncio.create_task(tokens(http, "two", 1))
@@ -188,7 +188,8 @@ async def test_metrics_name_the_adapters_at_work(tmp_path, root):
         async with asyncio.timeout(300):
             while wanted not in (await http.get("/metrics")).text:
                 assert not running.done()
-        await asyncio.gather(running, waiting)
+        running.cancel()
+        waiting.cancel()
 
 
 @pytest.mark.parametrize("names", [(NAME,), ("one", "one"), ("a b",), ("a", "b", "c", "d")])
@@ -196,5 +197,5 @@ async def test_names_that_cannot_be_are_refused_at_the_start(tmp_path, root, nam
     modules = tuple(AdapterModule(name=name, path=str(root / "one")) for name in names)
     config = local_config(tmp_path, adapters=AdaptersConfig(max_loaded=3, modules=modules))
     with pytest.raises(ConfigRejected, match=r"adapters\.modules"):
-        async with local_front(config, tmp_path / "text"):
+        async with local_front(config):
             pass

@@ -12,7 +12,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 @pytest.fixture
 async def front(tmp_path):
-    async with local_front(local_config(tmp_path), tmp_path / "text") as made:
+    async with local_front(local_config(tmp_path)) as made:
         yield made
 
 

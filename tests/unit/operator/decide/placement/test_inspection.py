@@ -64,19 +64,6 @@ def test_report_is_kept_the_pod_deleted_and_the_service_placed():
     assert (made.reason(), "tiny-model" in made.names(CONFIG_MAPS)) == ("Available", True)
 
 
-@pytest.mark.parametrize("uri", ["az://account/name", "https://example.com/model"])
-def test_unsupported_address_is_refused_without_a_pod(uri):
-    made = harness(gpu("H100"), model={"uri": uri})
-    assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
-    assert uri in made.conditions()["Ready"]["message"]
-    made.edit(model={"uri": "pvc://models/tiny"})
-    made.settle()
-    assert (made.reason(), len(inspectors(made))) == ("InspectingModel", 1)
-    made.edit(model={"uri": uri})
-    made.settle()
-    assert (made.reason(), inspectors(made)) == ("UnsupportedUri", [])
-
-
 def test_another_model_is_inspected_while_running_replicas_stay():
     made = harness()
     ends(made)

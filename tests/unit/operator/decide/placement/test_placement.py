@@ -39,14 +39,6 @@ def test_a_service_that_runs_goes_on_while_its_new_accelerators_cannot_be_had():
     assert "ready replica of an older revision continues to serve" in harness.conditions()["Ready"]["message"]
 
 
-def test_a_model_that_nothing_can_fetch_stalls_and_names_what_can_be_served():
-    harness = Harness(model={"uri": "az://account/name"})
-    harness.settle()
-    assert (harness.reason(), harness.names(DEPLOYMENTS)) == ("UnsupportedUri", [])
-    assert "az://account/name" in harness.conditions()["Ready"]["message"]
-    assert "must start with one of: pvc://, hf://, s3://, gs://, oci://" in harness.conditions()["Ready"]["message"]
-
-
 @pytest.mark.parametrize(
     ("scaling", "ignored"),
     [

@@ -11,6 +11,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
 from pagoda_operator.decide.render.children import Owner, identify
+from pagoda_operator.decide.render.fetch import inspecting
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from support.harness.harness import Harness
@@ -65,6 +66,29 @@ def test_the_sidecar_is_confined_like_the_daemon():
     _, sidecar, daemon, _ = rendered()
     assert sidecar["securityContext"] == daemon["securityContext"]
     assert sidecar["resources"]["limits"] == {"memory": "512Mi"}
+
+
+def test_a_service_account_s_cloud_identity_reads_buckets_where_no_credential_is_named():
+    bucket = {"uri": "s3://models/llama", "serviceAccountName": "reader"}
+    spec, sidecar, _, _ = rendered(model=bucket)
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("reader", False)
+    assert sidecar["args"] == ["serve", "--model", "s3://models/llama", "--credential", "@pod"]
+    assert rendered(model=bucket | {"credential": "hub"})[1]["args"][-1] == "hub"
+    assert rendered(model=HUB | {"serviceAccountName": "reader", "credential": None})[1]["args"][-1] == "v1", "a hub knows no clouds"
+
+
+def test_a_digest_is_for_the_fetch_and_not_for_who_reads_a_part_of_the_files():
+    digest = f"sha256:{'a' * 64}"
+    args = rendered(model=HUB | {"digest": digest})[1]["args"]
+    assert args[:4] == ["serve", "--digest", digest, "--model"]
+    assert inspecting(args) == ["inspect", *rendered()[1]["args"][2:]]
+
+
+def test_a_profile_s_own_service_account_stays():
+    profile = {"podTemplate": {"spec": {"serviceAccountName": "theirs"}}}
+    with pytest.raises(SpecProblem, match="the profile's podTemplate sets spec"):
+        rendered(profile=profile, model={"uri": "s3://models/llama", "serviceAccountName": "reader"})
+    assert rendered(profile=profile)[0]["serviceAccountName"] == "theirs"
 
 
 def test_a_cache_is_a_claim_that_the_pod_s_group_may_write():

@@ -47,6 +47,13 @@ def test_an_unverified_replica_goes_before_one_that_answers_and_cancels_no_drain
     assert look(pod("a1"), leaving("a2"), target=1, in_flight={"a2": 9}, **uncertain).leaving == ("a2",)
 
 
+def test_a_replica_whose_adapters_are_elsewhere_goes_before_one_that_has_them_alone():
+    load = {"a1": 0, "a2": 9}
+    assert look(pod("a1"), pod("a2"), target=1, in_flight=load).leaving == ("a1",)
+    assert look(pod("a1"), pod("a2"), target=1, in_flight=load, sole={"uid-a1": 1}).leaving == ("a2",)
+    assert look(leaving("a1"), pod("a2"), target=1, sole={"uid-a1": 1}).leaving == ("a1",), "its drain goes on"
+
+
 def test_the_daemon_is_ordered_to_drain_until_the_annotated_deadline():
     step = look(pod("a1"), leaving("a2"), target=1)
     assert step.orders == (Order("a2", "uid-a2", "10.0.0.1", DEADLINE, 20_000),)

@@ -171,7 +171,7 @@ class Rollouts(RuleBasedStateMachine):
         self.harness.signals.errors = failing  # type: ignore[attr-defined]
         heard = {pod["metadata"]["name"]: WELL if self.answers(pod, models) else STUCK for pod in self.active() if is_ready(pod)}
         self.harness.signals.heard = heard  # type: ignore[attr-defined]
-        before, wanted = self.serving(), self.harness.observed().wanted
+        before, wanted = self.serving(), self.api.of(SERVICES)[0]["spec"]["replicas"]
         self.api.crash_in = crash_in
         try:
             self.harness.run()
@@ -185,13 +185,13 @@ class Rollouts(RuleBasedStateMachine):
         """The model of the spec."""
         return str(self.api.of(SERVICES)[0]["spec"]["model"]["uri"].removeprefix("pvc://"))
 
-    def quiet_down(self, rounds: int) -> None:
+    def quiet_down(self, rounds: int, seconds: int = 15) -> None:
         for _ in range(rounds):
             self.look()
             self.api.control()
             self.move()
             self.terminating_pods_end()
-            self.harness.later += timedelta(seconds=15)
+            self.harness.later += timedelta(seconds=seconds)
 
     def teardown(self) -> None:
         """Nobody dies any more, and all answer. The current revision has all replicas, or it was turned back, or it cannot come and an
@@ -200,7 +200,7 @@ class Rollouts(RuleBasedStateMachine):
             return
         self.dead.clear()
         self.speaks.add("mute")
-        self.quiet_down(40)
+        self.quiet_down(20, seconds=30)
         drafted, service = self.harness.plan(), self.api.of(SERVICES)[0]
         current, wanted = drafted.current.name if drafted.current else "", service["spec"]["replicas"]
         asked = {body["metadata"]["name"]: body["spec"]["replicas"] for body in self.api.of(DEPLOYMENTS)}

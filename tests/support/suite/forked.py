@@ -1,0 +1,172 @@
+"""`--fork N`: N workers that are forked once the tests are collected, and take a file of tests at a time.
+
+A worker of xdist collects for itself: 12 s of CPU each, most of it imports of what the unit tests test. Here it is done once, and what was
+imported is shared memory. For tests that run in Python only: a thread that was started while tests were collected is not in a worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.suite.pool import group_of, longest_first
+
+_MORE = None  # what a worker sends for the next group
+
+
+class _Worker:
+    """The runner's end of one. `running` is the test that it is at."""
+
+    def __init__(self, name: str, pid: int, connection: Connection) -> None:
+        self.name, self.pid, self.connection, self.running = name, pid, connection, ""
+
+
+class Forked:
+    """A plugin in the place of pytest's own loop over the tests."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.config.option.collectonly or session.testsfailed:
+            return None  # pytest says why nothing runs
+        groups = deque(_groups(session.items))
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  one for all
+        workers: list[_Worker] = []
+        try:
+            for _ in range(self._count):
+                _fork(session, workers)
+            _collect(session, workers, groups)
+        finally:
+            for worker in workers:
+                worker.connection.close()  # a worker that still works ends with its next report
+        return True
+
+
+def _groups(items: Sequence[pytest.Item]) -> list[list[int]]:
+    """Places of the tests of each file, or of what must share a worker; what has most tests first."""
+    key = longest_first([item.nodeid for item in items])
+    places = sorted(range(len(items)), key=lambda place: key(items[place].nodeid))
+    return [list(group) for _, group in itertools.groupby(places, lambda place: group_of(items[place].nodeid))]
+
+
+def _collect(session: pytest.Session, workers: list[_Worker], groups: deque[list[int]]) -> None:
+    """Until the last report came."""
+    at_work = {worker.connection: worker for worker in workers}
+    while at_work:
+        for connection in wait(list(at_work)):
+            worker = at_work[connection]  # type: ignore[index]
+            try:
+                _take(session, worker, worker.connection.recv(), groups)
+            except (EOFError, ConnectionError):
+                del at_work[worker.connection]
+                _ended(session, worker)
+        if session.shouldfail or session.shouldstop:
+            groups.clear()
+
+
+def _take(session: pytest.Session, worker: _Worker, message: Any, groups: deque[list[int]]) -> None:
+    if message is _MORE:
+        worker.connection.send(groups.popleft() if groups else [])
+    elif isinstance(message, str):
+        worker.running = message
+    else:
+        report = session.config.hook.pytest_report_from_serializable(config=session.config, data=message)
+        session.config.hook.pytest_runtest_logreport(report=report)
+
+
+def _ended(session: pytest.Session, worker: _Worker) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+    if code == 0 and not worker.running:
+        return
+    test = worker.running or "between two tests"
+    why = f"{worker.name} ended with {code}: {test}. The tests of its file that were left did not run."
+    report = pytest.TestReport(test, (test.partition("::")[0], None, test), {}, "failed", why, "call")
+    session.config.hook.pytest_runtest_logreport(report=report)
+
+
+# The worker
+
+
+def _fork(session: pytest.Session, workers: list[_Worker]) -> None:
+    """One more."""
+    name = f"gw{len(workers)}"
+    ours, theirs = Pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: NumPy has a pool of threads, which forks with care
+        pid = os.fork()
+    if pid:
+        theirs.close()
+        workers.append(_Worker(name, pid, ours))
+        return
+    code = 1
+    try:
+        for end in (ours, *(worker.connection for worker in workers)):
+            end.close()
+        _work(session, theirs, name)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(code)
+
+
+def _work(session: pytest.Session, connection: Connection, name: str) -> None:
+    """Runs tests until there are none."""
+    _move_in(session.config, name)
+    session.config.pluginmanager.register(_Reports(session.config, connection))
+    tests = _given(session.items, connection)
+    test = next(tests, None)
+    while test is not None:
+        following = next(tests, None)
+        session.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+        test = following
+
+
+def _move_in(config: pytest.Config, name: str) -> None:
+    """Its own files for what tests write, its own folder for theirs; only the runner writes to the terminal."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
+    folder: Path = factory.getbasetemp() / name
+    folder.mkdir()
+    factory._basetemp = folder
+
+
+def _given(items: Sequence[pytest.Item], connection: Connection) -> Iterator[pytest.Item]:
+    """Group after group. The next one is asked for before the last test of this one, whose end depends on what follows it."""
+    while True:
+        connection.send(_MORE)
+        group: list[int] = connection.recv()
+        if not group:
+            return
+        yield from (items[place] for place in group)
+
+
+class _Reports:
+    """Sends what happens to the runner."""
+
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config, self._connection = config, connection
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._connection.send(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._connection.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def pytest_runtest_logfinish(self) -> None:
+        self._connection.send("")
