@@ -17,10 +17,11 @@ from pagoda_sizing.devices import Device, catalogue, find, profiles_of
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, plan, priced
+from pagoda_sizing.served import misshapen, unserved
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import find_model
-from pagoda_cli.plan_service import SERVED, Asked, recommendation
+from pagoda_cli.plan_service import Asked, recommendation
 from pagoda_cli.plan_text import Offer, show
 
 DEFAULT_CONTEXT = 4096
@@ -67,16 +68,23 @@ def command(
     found = find_model(options.model)
     parsed = parse_model(found.config)
     ask = _ask(options, parsed, found.config)
+    why = _unserved(found.config, parsed, ask)
     devices = priced(_devices(options.device), _prices(options.price))
     offers = [Offer(row, each) for row, each in zip(plan(parsed, devices, ask), devices, strict=True)]
     if as_yaml:
         print(recommendation(Asked(found, parsed, ask), offers), end="")
     elif as_json:
-        print(json.dumps(_document(parsed, ask, offers), indent=2))
+        print(json.dumps(_document(parsed, ask, offers) | {"unserved": why}, indent=2))
     else:
         show(parsed, ask, offers, each_form=bool(options.device))
-        if parsed.kind not in SERVED:
-            print(f"Pagoda's daemon does not serve {parsed.kind} yet; it serves {', '.join(SERVED)}.")
+        if why:
+            print(f"No daemon serves this model: {why}")
+
+
+def _unserved(raw: dict[str, Any], model: Model, ask: Ask) -> str:
+    """Why every device would refuse it, whatever the table says; the table still answers what another engine needs."""
+    format_ = "" if ask.quantisation == "bf16" else f"no daemon has {ask.quantisation} weights on a device"
+    return unserved(raw) or misshapen(model) or format_
 
 
 def _one(named: str | None, model: str | None) -> str:

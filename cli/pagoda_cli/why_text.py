@@ -31,7 +31,7 @@ def _head(answer: Json) -> Iterator[str]:
 
 def _conditions(answer: Json) -> Iterator[str]:
     for one in answer["conditions"]:
-        if one["type"] == "Ready" or one["status"] == "True":
+        if one["type"] in ("Ready", "Serving") or one["status"] == "True":
             yield f"  {one['type']} is {one['status']} since {one['lastTransitionTime']}: {one['reason']}"
             if one.get("message"):
                 yield f"    {one['message']}"

@@ -226,6 +226,9 @@ OPERATOR_RECONCILE_SECONDS: Final = Metric(
 OPERATOR_QUEUE: Final = Metric("pagoda_operator_queue", "gauge", "Keys that are due or in work; 0 on a standby")
 OPERATOR_QUEUE_AGE: Final = Metric("pagoda_operator_queue_age_seconds", "gauge", "How long the slowest key has waited or been in work")
 OPERATOR_EVENTS_WAITING: Final = Metric("pagoda_operator_events_waiting", "gauge", "Events that are to be written")
+OPERATOR_DOWN: Final = Metric(
+    "pagoda_operator_services_down", "gauge", "Services that served, are not asleep and have no replica that takes requests"
+)
 OPERATOR_ERRORS: Final = Metric("pagoda_operator_errors", "counter", "Runs that failed, by class of the error", ("class",))
 OPERATOR_LEADER: Final = Metric("pagoda_operator_leader", "gauge", "1 for the process that works, 0 for a standby")
 OPERATOR_EPOCH: Final = Metric("pagoda_operator_epoch", "gauge", "Changes of the leader that this process knows of")
@@ -239,6 +242,7 @@ OPERATOR: Final = (
     OPERATOR_QUEUE,
     OPERATOR_QUEUE_AGE,
     OPERATOR_EVENTS_WAITING,
+    OPERATOR_DOWN,
     OPERATOR_ERRORS,
     OPERATOR_WRITES,
     OPERATOR_READS_AGAIN,

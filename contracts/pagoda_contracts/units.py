@@ -93,7 +93,7 @@ def _checked_quantity(text: str) -> str:
 
 
 QUANTITY_CEL: Final = "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))"
-QUANTITY_MESSAGE: Final = "must be a quantity above 0, such as 250m or 4Gi"
+QUANTITY_MESSAGE: Final = "must be a quantity above 0, such as 250m or 4Gi (2Gi, not 2GB)"
 
 Duration = Annotated[
     str,

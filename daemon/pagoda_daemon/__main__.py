@@ -1,7 +1,7 @@
 """Door of `pagoda-daemon`: command line → settings → engine process → front, or the simulator. Maps errors to exit codes, decides
 nothing else.
 
-Exit codes: 0 drained; 1 the engine died; 78 no restart can cure it, and the reason is in the termination message.
+Exit codes: 0 drained; 1 the engine died; 78 no restart can cure it. The termination message has the reason for any code but 0.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import structlog
 from pagoda_contracts.names import EXIT_PERMANENT
@@ -19,7 +17,6 @@ from pagoda_daemon.core.errors import DaemonError, PermanentError
 from pagoda_daemon.process.logs import SteadyLoggerFactory
 
 log = structlog.get_logger()
-_MAX_REASON = 2048  # bytes; kubelet keeps 4096 of a termination message
 
 
 def main() -> None:
@@ -37,7 +34,6 @@ def main() -> None:
         from pagoda_daemon.process import settings
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-daemon: module {missing.name!r} is missing; install it in a checkout: pip install '.[daemon]'")
-    reason_file = settings.termination_log()
     try:
         if sys.argv[1:2] == [settings.SIMULATE_FRONTS]:
             from pagoda_daemon.simulated.replicas import fronts
@@ -46,11 +42,16 @@ def main() -> None:
             return
         process.run(settings.resolve(sys.argv[1:]))
     except PermanentError as error:
-        _explain(error, reason_file)
+        log.error("permanent_fault", reason=error.reason, message=str(error))
+        settings.leave_reason(f"{error.reason}: {error}")
         sys.exit(EXIT_PERMANENT)
     except DaemonError as error:
         log.error("stopped", reason=type(error).__name__, message=str(error))
+        settings.leave_reason(f"{type(error).__name__}: {error}")
         sys.exit(1)
+    except Exception as error:
+        settings.leave_reason(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _end_quietly() -> None:
@@ -85,15 +86,6 @@ def _log_to_stdout() -> None:
     ]
     structlog.configure(processors=[*stamps, renderer], logger_factory=SteadyLoggerFactory(sys.stdout.fileno()))
     logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
-
-
-def _explain(error: PermanentError, reason_file: Path | None) -> None:
-    """One line: to the log, and to where the operator reads it."""
-    line = f"{error.reason}: {' '.join(str(error).split())}"
-    log.error("permanent_fault", reason=error.reason, message=str(error))
-    if reason_file is not None:
-        with suppress(OSError):  # a full disk: the exit code still says that no restart will do
-            reason_file.write_bytes(line.encode()[:_MAX_REASON] + b"\n")
 
 
 if __name__ == "__main__":

@@ -42,10 +42,10 @@ if lines.Ready == nil then
   hs.message = "no condition Ready yet"
   return hs
 end
-if lines.Ready.status ~= "True" then
-  return told("Progressing", lines.Ready)
-end
 if lines.Ready.reason == "ScaledToZero" then
   return told("Suspended", lines.Ready)
+end
+if lines.Ready.status ~= "True" then
+  return told("Progressing", lines.Ready)
 end
 return told("Healthy", lines.Ready)

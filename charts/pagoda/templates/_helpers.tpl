@@ -144,7 +144,8 @@ pagoda-first-key
   verbs: [get, list, create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  # Read: those of a pod whose volumes the kubelet cannot mount.
+  verbs: [list, create, patch]
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
   verbs: [get, list, watch, create, patch, delete]

@@ -1,16 +1,17 @@
-"""Reasons of an InferenceService's Ready, Reconciling and Stalled. Nouns only; listed by `table`."""
+"""Reasons of an InferenceService's Ready, Reconciling, Stalled and Serving. Nouns only; listed by `table`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, Reason
+from pagoda_contracts.conditions.types import READY, RECONCILING, SERVING, STALLED, Reason
 
 AVAILABLE: Final = Reason("Available", READY, "All replicas of the current revision are ready.", "Nothing.")
 SCALED_TO_ZERO: Final = Reason(
     "ScaledToZero",
     READY,
-    "The service has no replicas because it should have none: replicas is 0, or it was idle for scaling.idleAfter.",
+    "The service has no replicas because it should have none: replicas is 0, or it was idle for scaling.idleAfter. "
+    "Ready is True if the service has ever served, else Unknown.",
     "Nothing. In mode Auto the next request starts a replica; in mode Manual set spec.replicas.",
 )
 
@@ -63,7 +64,15 @@ CONTAINER: Final = Reason(
     "Container",
     RECONCILING,
     "The kubelet cannot start a container of the pod. The message holds the kubelet's words.",
-    "Fix what the message names, such as a Secret or a ConfigMap key that is missing.",
+    "Fix what the message names, such as a Secret or a ConfigMap key in the environment that is missing.",
+    warning=True,
+)
+FAILED_MOUNT: Final = Reason(
+    "FailedMount",
+    RECONCILING,
+    "The kubelet cannot mount a volume of the pod, often because a Secret does not exist. The message holds the kubelet's words and, if a "
+    "field of the service names the object, the field. The kubelet tries again within 2 min.",
+    "Create what the message names, or correct the field.",
     warning=True,
 )
 FETCHING_MODEL: Final = Reason(
@@ -75,10 +84,17 @@ FETCHING_MODEL: Final = Reason(
 LOADING_MODEL: Final = Reason(
     "LoadingModel", RECONCILING, "The daemon runs and loads the model into the device.", "Wait. status.readyExpectedAt says how long."
 )
+RESTARTING: Final = Reason(
+    "Restarting",
+    RECONCILING,
+    "A container of a replica ended with an error for the first time, and the kubelet starts it again at once.",
+    "Wait. If it ends again, the reason becomes CrashLooping.",
+    warning=True,
+)
 CRASH_LOOPING: Final = Reason(
     "CrashLooping",
     RECONCILING,
-    "A container of a replica ended with an error, and the kubelet starts it again with growing delays.",
+    "A container of a replica ended with an error more than once, and the kubelet starts it again with growing delays.",
     "Read the exit code and the words in the message, then `kubectl logs POD --previous`.",
     warning=True,
 )
@@ -108,6 +124,12 @@ DRAINING: Final = Reason(
     RECONCILING,
     "Replicas that are no longer needed finish their requests.",
     "Wait. A drain ends after spec.drain.timeout at the latest.",
+)
+REMOVING: Final = Reason(
+    "Removing",
+    RECONCILING,
+    "Replicas that are no longer needed are removed. They never served, or they answer no more, so nothing is drained.",
+    "Wait.",
 )
 
 # Only a person ends these.
@@ -150,8 +172,15 @@ MODEL_REJECTED: Final = Reason(
 NAME_CONFLICT: Final = Reason(
     "NameConflict",
     STALLED,
-    "Another service holds a served name of this one, or an object that is not this service's has the name of a child.",
-    "Rename this service or its servedNames, or remove the other object. If the name becomes free, the operator goes on by itself.",
+    "Another service holds a served name of this one. The message names the holder.",
+    "Change spec.model.servedNames or the name of this service. If the name becomes free, the operator goes on by itself.",
+    person_only=True,
+)
+OBJECT_EXISTS: Final = Reason(
+    "ObjectExists",
+    STALLED,
+    "An object that does not belong to this service has the name of one that the service needs. The message names it.",
+    "Remove that object or rename this service. If the name becomes free, the operator goes on by itself.",
     person_only=True,
 )
 NO_ACCELERATOR: Final = Reason(
@@ -193,3 +222,18 @@ REVISION_LOST: Final = Reason(
 # Of conditions that are False.
 SETTLED: Final = Reason("Settled", RECONCILING, "Reconciling is False: nothing is under way.", "Nothing.")
 NOT_STALLED: Final = Reason("NotStalled", STALLED, "Stalled is False: nothing waits for a person.", "Nothing.")
+
+# Of Serving. NotServedYet is also the memory of the operator: a service that never served is not Ready while it is asleep.
+TAKES_REQUESTS: Final = Reason("TakesRequests", SERVING, "At least one replica takes requests.", "Nothing.")
+NOT_SERVED_YET: Final = Reason(
+    "NotServedYet",
+    SERVING,
+    "Serving is False: no replica has taken requests since the service was created.",
+    "Read the reason of Ready. It says what the first replica waits for.",
+)
+NO_REPLICA: Final = Reason(
+    "NoReplica",
+    SERVING,
+    "Serving is False: replicas took requests before, and none does now. The service is asleep, or it lost all of them.",
+    "Nothing if the reason of Ready is ScaledToZero. Else read it: it says what the next replica waits for.",
+)

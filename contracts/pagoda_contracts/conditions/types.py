@@ -37,8 +37,9 @@ class Reason:
 
 READY: Final = ConditionType(
     "Ready",
-    "True if the current revision has all the replicas that it should have, or if the quota is in force. Unknown until a new object or a "
-    "new spec is ready for the first time.",
+    "True if the current revision of a service is rolled out and enough of its replicas are ready. Enough is all of them in mode Manual, "
+    "`scaling.min` but at least one in mode Auto, and one in mode External. A service that is asleep stays Ready if it has ever served. "
+    "A quota is Ready if it is in force. Unknown until a new object or a new spec is ready for the first time.",
 )
 RECONCILING: Final = ConditionType(
     "Reconciling", "True while the operator works towards the spec. The reason says which step is not finished; nothing is asked of you."
@@ -46,9 +47,14 @@ RECONCILING: Final = ConditionType(
 STALLED: Final = ConditionType(
     "Stalled", "True if the operator cannot go on until a person changes something. Replicas that already serve keep serving."
 )
+SERVING: Final = ConditionType(
+    "Serving",
+    "True while at least one replica of a service takes requests, of any revision. It says whether clients get answers, and nothing about "
+    "the newest spec. Other kinds do not have it.",
+)
 DEGRADED: Final = ConditionType(
     "Degraded",
     "True while a replica is unhealthy although Kubernetes calls it Ready. The service can still be Ready. A service that never had an "
     "unhealthy replica does not have this condition.",
 )
-TYPES: Final = (READY, RECONCILING, STALLED, DEGRADED)
+TYPES: Final = (READY, RECONCILING, STALLED, SERVING, DEGRADED)

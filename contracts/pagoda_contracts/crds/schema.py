@@ -12,8 +12,21 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel
 
 from pagoda_contracts.resources.meta import Model, Rule, Transition
+from pagoda_contracts.resources.scaling import HORIZON_PATTERN
+from pagoda_contracts.resources.service import URI_PATTERN
+from pagoda_contracts.resources.traffic import RATIO_PATTERN
+from pagoda_contracts.units import DURATION_PATTERN
 
 Schema = dict[str, Any]
+
+# What people write most often, in words. The API server refuses a pattern with the pattern itself, and says these beside it.
+IN_WORDS: Final = {
+    URI_PATTERN: "must begin with pvc://, hf://, s3://, gs:// or oci:// and name the files, such as pvc://claim/path, hf://org/name or "
+    "s3://bucket/prefix, with letters, digits, '.', '_' and '-' only",
+    DURATION_PATTERN: "must be a duration with ms, s, m or h, such as 800ms, 30s or 1h30m",
+    HORIZON_PATTERN: "must be startupTime or a duration such as 5m",
+    RATIO_PATTERN: "must be a multiple such as 2x, or a duration such as 800ms",
+}
 
 _KEEP: Final = (
     *("type", "description", "default", "enum", "format", "pattern", "minimum", "maximum", "minLength", "maxLength"),
@@ -102,6 +115,8 @@ class _Writer:
             out["enum"] = [raw["const"]]
         if raw.get("x-kubernetes-int-or-string"):
             return self._int_or_string(out, path)
+        if message := IN_WORDS.get(out.get("pattern", "")):
+            out["x-kubernetes-validations"] = [{"rule": f"self.matches(r'{out['pattern']}')", "message": message}]
         self._check_bounds(out, path)
         self._descend(raw, out, path)
         if rules := self._rules.get(raw.get(_MODEL, "")):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pagoda_contracts.crds.crdgen import KINDS
+from pagoda_contracts.crds.schema import IN_WORDS
 from pagoda_contracts.names import API_VERSION, GROUP
 from pagoda_contracts.resources.meta import RULE_BROKEN, SUBDOMAIN, Model
 
@@ -134,7 +135,11 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
     if kind == "missing":
         return Problem(path, "is required")
     if kind == "string_pattern_mismatch":
-        return Problem(path, f"must be text that matches {context['pattern']}, got {_shown(error['input'])}")
+        must = IN_WORDS.get(context["pattern"], f"must be text that matches {context['pattern']}")
+        return Problem(path, f"{must}, got {_shown(error['input'])}")
+    if kind == "tuple_type":
+        first = next(iter(error["input"]), "") if isinstance(error["input"], dict) else ""
+        return Problem(path, f"must be a list: begin with `- {f'{first}:' if first else '…'}`, got {_shown(error['input'])}")
     says = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return Problem(path, says if kind == "value_error" else f"{says}, got {_shown(error['input'])}")
 

@@ -19,13 +19,15 @@ The operator says in `status.conditions` where an object stands and why. `pagoda
 
 ```sh
 kubectl get {INFERENCE_SERVICE.resource} llama -o wide                             # the reason of Ready, and its message
-kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Ready --timeout=10m
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Serving --timeout=10m   # clients get answers
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Ready --timeout=10m     # the newest spec is rolled out
 kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeout=10m   # a script fails fast: only a person can fix it
 ```
 
 ## Condition types
 
 Ready, Reconciling and Stalled follow kstatus, which Argo CD and Flux read. Each carries the generation that it speaks of.
+Use Serving for alerts and for clients, and Ready for deployments.
 
 | type | meaning |
 |---|---|
@@ -34,8 +36,19 @@ _COLUMNS: Final = "| reason | meaning | what to do | only a person can fix it |\
 _EVENTS: Final = """
 ## Events
 
-The operator writes an Event when the reason of Ready changes, at most six per service and minute. If an Event is repeated within 6 min,
-the count of the first one rises. The Event is a Warning if the service is Stalled, and also for: {warnings}.
+The operator writes an Event when the reason of Ready changes and when Degraded changes. If an Event is repeated within 6 min, the count of
+the first one rises. It is a Warning if the service is Stalled or Degraded, and also for: {warnings}.
+At most six Events are written per service and minute. Kubernetes keeps Events for one hour, unless it is configured otherwise. Each Event,
+also one past the limit, is a line `reported` in the operator's log.
+
+Four reasons of Events do not occur in conditions:
+
+- `EditUndone`: another client had changed a child object or added to it, and the operator restored what it had rendered. The note names the
+  object, the fields and the field manager. Change the InferenceService or its ServingProfile instead.
+- `WriteContested`: another client undid the same write of the operator twice or more. The operator repeats the write after growing delays
+  of up to 60 s. Stop the other client. If the note says "another Pagoda operator", two installs act on the same services.
+- `ReplicaEvicted`: a replica is evicted or preempted. The note has the node and the words of Kubernetes.
+- `LeaderElected`: another process of the operator leads now, and why. It is about the Lease, in the operator's namespace.
 """
 
 

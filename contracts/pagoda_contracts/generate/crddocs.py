@@ -84,8 +84,9 @@ def _accepted(field: dict[str, Any]) -> str:
 
 
 def _rules(schema: dict[str, Any], path: str) -> Iterator[str]:
-    quantity = schema.get("x-kubernetes-int-or-string")
-    for rule in () if quantity else schema.get("x-kubernetes-validations", ()):
+    # What a text must look like is said where its field is described.
+    of_text = schema.get("x-kubernetes-int-or-string") or "pattern" in schema
+    for rule in () if of_text else schema.get("x-kubernetes-validations", ()):
         yield f"`{path or 'metadata'}`: {_cell(rule['message'])}"
     for name, field in schema.get("properties", {}).items():
         below = f"{path}.{name}".removeprefix(".")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -13,7 +13,8 @@ MAX_REPLICAS = 1024
 _CRON_FIELD = r"[0-9*/,A-Za-z-]{1,40}"
 Cron = Annotated[str, StringConstraints(max_length=204, pattern=rf"^{_CRON_FIELD}( {_CRON_FIELD}){{4}}$")]
 TimeZone = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$")]
-Horizon = Annotated[str, StringConstraints(max_length=48, pattern=rf"^startupTime$|{DURATION_PATTERN}")]
+HORIZON_PATTERN: Final = rf"^startupTime$|{DURATION_PATTERN}"
+Horizon = Annotated[str, StringConstraints(max_length=48, pattern=HORIZON_PATTERN)]
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 

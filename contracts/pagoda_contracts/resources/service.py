@@ -43,14 +43,11 @@ __all__ = [
 ]
 
 _SEGMENTS: Final = r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)"
-ModelUri = Annotated[
-    str,
-    StringConstraints(
-        max_length=512,
-        pattern=rf"^(pvc://[a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?{_SEGMENTS}*"
-        rf"|(hf|s3|gs|az|oci|https)://[A-Za-z0-9][A-Za-z0-9.:-]*{_SEGMENTS}+)$",
-    ),
-]
+URI_PATTERN: Final = (
+    rf"^(pvc://[a-z0-9]([-a-z0-9]{{0,61}}[a-z0-9])?{_SEGMENTS}*"
+    rf"|(hf|s3|gs|az|oci|https)://[A-Za-z0-9][A-Za-z0-9.:-]*{_SEGMENTS}+)$"
+)
+ModelUri = Annotated[str, StringConstraints(max_length=512, pattern=URI_PATTERN)]
 """Where files are. No query, no user, no `..`: credentials are named, never written into an address."""
 
 SourceRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
@@ -240,11 +237,12 @@ INFERENCE_SERVICE = Kind(
     scope="Namespaced",
     model=InferenceService,
     columns=(
-        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Serving"),
+        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Rolled out, with enough replicas"),
         Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Why"),
         Column("Replicas", "integer", ".status.readyReplicas", "Ready replicas"),
         Column("Desired", "integer", ".status.scaling.desired", "Replicas wanted"),
         Column("Accelerator", "string", ".status.placement.chosen", "Entry of spec.accelerators in use"),
+        Column("Serving", "string", ".status.conditions[?(@.type=='Serving')].status", "Whether any replica takes requests", 1),
         Column("Model", "string", ".spec.model.uri", "Where the model comes from", 1),
         Column("Expected", "string", ".status.readyExpectedAt", "When starting replicas should be ready", 1),
         Column("Outdated", "string", ".status.outdated", "Where replicas are rendered otherwise than they would be now", 1),

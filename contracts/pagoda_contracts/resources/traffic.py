@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -10,7 +10,8 @@ from pagoda_contracts.resources.meta import DnsName, Model, Rule
 from pagoda_contracts.units import DURATION_PATTERN, Duration, parse_duration
 
 Percent = Annotated[str, StringConstraints(max_length=8, pattern=r"^(100|[0-9]{1,2}(\.[0-9]{1,3})?)%$")]
-RatioOrDuration = Annotated[str, StringConstraints(max_length=48, pattern=rf"^[0-9]{{1,3}}(\.[0-9]{{1,3}})?x$|{DURATION_PATTERN}")]
+RATIO_PATTERN: Final = rf"^[0-9]{{1,3}}(\.[0-9]{{1,3}})?x$|{DURATION_PATTERN}"
+RatioOrDuration = Annotated[str, StringConstraints(max_length=48, pattern=RATIO_PATTERN)]
 
 
 class SloSpec(Model):

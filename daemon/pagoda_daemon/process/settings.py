@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +34,7 @@ _ELSEWHERE: Final = {  # `__main__` runs them before it comes here: listed for -
 }
 _COLLECTOR: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _DEFAULT: Final = Path(DAEMON_CONFIG_DIR) / DAEMON_CONFIG_KEY
+_MAX_REASON: Final = 2048  # bytes; the kubelet keeps 4096 of a termination message
 _TERMINATION_LOG: Final = "/dev/termination-log"  # where kubelet mounts a pod's terminationMessagePath by default
 
 
@@ -55,10 +57,13 @@ class Settings:
         return None if after is None else parse_duration(after)
 
 
-def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file for the reason of a permanent fault: kubelet creates it, so where it is absent nobody will read it."""
-    path = Path(environ.get("PAGODA_TERMINATION_LOG", _TERMINATION_LOG))
-    return path if path.is_file() else None
+def leave_reason(text: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Writes why the process ends, in one line, to where the operator reads it. The kubelet creates the file, so that nobody reads it if it
+    is absent."""
+    file = Path(environ.get("PAGODA_TERMINATION_LOG", _TERMINATION_LOG))
+    if file.is_file():
+        with suppress(OSError):  # a full disk: the exit code still says whether a restart may help
+            file.write_bytes(" ".join(text.split()).encode()[:_MAX_REASON] + b"\n")
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:

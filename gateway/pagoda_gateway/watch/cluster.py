@@ -15,8 +15,9 @@ from typing import Final, TypeVar
 import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
+from pagoda_contracts.conditions.service import NOT_SERVED_YET
 from pagoda_contracts.conditions.table import reasons
-from pagoda_contracts.conditions.types import SERVICE, STALLED
+from pagoda_contracts.conditions.types import SERVICE, SERVING, STALLED
 from pagoda_contracts.names import (
     ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
@@ -120,6 +121,7 @@ class ServiceObject(msgspec.Struct, rename="camel"):
             self.spec.routing.overflows(),
             _epoch_ms(self.status.ready_expected_at),
             self.status.adapter_names,
+            not any((one.type, one.reason) == (SERVING.name, NOT_SERVED_YET.name) for one in self.status.conditions),
         )
 
 

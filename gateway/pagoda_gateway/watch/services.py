@@ -28,7 +28,8 @@ class Service(NamedTuple):
     """An InferenceService as routing sees it. `key` is "namespace/name", `created` its creationTimestamp, `owned` the names that it has by
     its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions. `stalled`: the reason and
     message of its Stalled condition, if only a person can make it serve; else "". `policy`: how replicas are picked. `ready_at_ms`: when a
-    replica that starts should be ready, in ms since 1970, 0 if that is not known. `adapters`: the names of its LoraAdapters."""
+    replica that starts should be ready, in ms since 1970, 0 if that is not known. `adapters`: the names of its LoraAdapters.
+    `served`: whether a replica has ever taken requests."""
 
     key: str
     uid: str
@@ -42,6 +43,7 @@ class Service(NamedTuple):
     overflow: Overflow | None = None
     ready_at_ms: int = 0
     adapters: tuple[str, ...] = ()
+    served: bool = True
 
 
 class Replica(NamedTuple):

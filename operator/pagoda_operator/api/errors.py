@@ -3,7 +3,6 @@
 OperatorError
 ├── SpecProblem               only an edit of objects helps: Stalled with `reason`, no retry of its own
 ├── ClusterError
-│   ├── Unconverged           another writer undoes the operator's write each time
 │   ├── Unavailable           no answer, 429 or 5xx: a read is repeated at once, the run with growing delays
 │   ├── Conflict              409: another write was faster; observe anew
 │   ├── Refused               400, 422: the API server does not accept the object
@@ -33,10 +32,6 @@ class SpecProblem(OperatorError):
 
 class ClusterError(OperatorError):
     """The API server did not do what was asked."""
-
-
-class Unconverged(ClusterError):
-    """The same write is repeated, because an admission rule or a person undoes it. Events do not shorten the wait."""
 
 
 class Unavailable(ClusterError):

@@ -97,6 +97,9 @@ class Pod:
     unmounted_since: float | None = None
     # The scheduler tried and found no node, which a gate is not.
     unschedulable: bool = False
+    # Why it is being evicted or preempted, in Kubernetes' words, and since when.
+    evicted: str = ""
+    evicted_at: float | None = None
 
     @property
     def uid(self) -> str:
@@ -125,6 +128,7 @@ def parse_pod(body: Json) -> Pod:
     labels = meta.get("labels", {})
     scheduled, readiness = condition_of(body, "PodScheduled"), condition_of(body, "Ready")
     lacking = scheduled if scheduled.get("status") == "False" else {}
+    disruption = found if (found := condition_of(body, "DisruptionTarget")).get("status") == "True" else {}
     return Pod(
         name=meta["name"],
         revision=labels.get(LABEL_REVISION, ""),
@@ -141,6 +145,8 @@ def parse_pod(body: Json) -> Pod:
         unscheduled_reported=_unscheduled_reported(meta) if lacking else None,
         unmounted_since=_unmounted_since(body, status),
         unschedulable=lacking.get("reason") == "Unschedulable",
+        evicted=": ".join(disruption[word] for word in ("reason", "message") if disruption.get(word)),
+        evicted_at=unix(disruption.get("lastTransitionTime")),
         meta=meta,
         node=body.get("spec", {}).get("nodeName", ""),
         devices=_devices(body.get("spec", {})),

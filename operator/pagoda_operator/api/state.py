@@ -88,6 +88,9 @@ class Lister(Protocol):
     async def listed(self, resource: Resource, namespace: str, *, label: str = "", name: str = "") -> Listed:
         """Returns the objects with this label, or the one of this name."""
 
+    async def pod_events(self, namespace: str, pod: str) -> Sequence[Json]:
+        """Returns the Events about a pod."""
+
 
 class Taken(NamedTuple):
     """A served name that this service wants and an older one has."""
@@ -211,6 +214,8 @@ class Observed:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     # Since when pods have no node for another reason than a lack of free devices, by uid (observe.py).
     unschedulable: Mapping[str, float] = field(default_factory=dict)
+    # Why the kubelet cannot mount a volume, by the pod's uid (observe.py).
+    mount_faults: Mapping[str, str] = field(default_factory=dict)
     # What gateways report of it; None if none has since this process began.
     signals: ServiceSignals | None = None
     # For how many seconds no gateway has reported any of its replicas.

@@ -29,6 +29,7 @@ _YAML: Final = "application/yaml"
 # Characters that YAML takes only as an escape: those that are not printable, and its own line breaks.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
 _TIMEOUT: Final = 30.0
 _GIVEN_UP: Final = 60.0
 # Reads leave connections free for writes: a write that timed out while it waited for one would count as possibly done.
@@ -129,6 +130,11 @@ class KubeCluster:
             return Listed((), "")  # an older cluster
         return list_of(resource, answer.checked())
 
+    async def pod_events(self, namespace: str, pod: str) -> Sequence[Json]:
+        """The Events about a pod."""
+        query = {"fieldSelector": f"regarding.kind=Pod,regarding.name={pod}"}
+        return list_of(EVENTS, (await self._call("GET", path_of(EVENTS, namespace), query)).checked()).items
+
     async def token_keys(self) -> Json:
         """The keys that ServiceAccount tokens are verified with (JWKS)."""
         return (await self._call("GET", PATH_JWKS)).checked()
@@ -170,6 +176,12 @@ class KubeCluster:
         answer = await self._call("PATCH", object_path(resource, meta), {"fieldManager": manager}, body, _MERGE)
         return self._wrote(resource, "patch", answer)
 
+    async def patch(self, resource: Resource, meta: Json, patch: Sequence[Json], manager: str) -> Json:
+        """JSON patch; Conflict if its resourceVersion is not the live object's."""
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+        answer = await self._call("PATCH", object_path(resource, meta), query, list(patch), _JSON_PATCH)
+        return self._wrote(resource, "patch", answer)
+
     async def delete(self, resource: Resource, meta: Json) -> None:
         """DELETE in the background, of this version only."""
         body = {
@@ -192,7 +204,12 @@ class KubeCluster:
         return await self._call("PATCH", path, query, manifest, _APPLY)
 
     async def _call(
-        self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Json | str | None = None, kind: str = _JSON
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] = _NO_QUERY,
+        body: Json | Sequence[Json] | str | None = None,
+        kind: str = _JSON,
     ) -> Answer:
         headers = {"Accept": OBJECT, "Content-Type": kind}
         prepared = await self._api.param_serialize(

@@ -38,7 +38,7 @@ from pagoda_operator.decide.render import children, devices, pod
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import model_of
 from pagoda_operator.decide.render.inspection import inspect, map_name
-from pagoda_operator.decide.render.overlay import lost
+from pagoda_operator.decide.render.overlay import Edit, edits, lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of
 
@@ -179,10 +179,21 @@ def converge(observed: Observed, manifests: list[tuple[Resource, Manifest]]) -> 
             # A pinned rendering that nothing runs yet: the next run makes it again, before anything is made from it.
             yield Delete(resource, live)
             return
-        elif resource != CONTROLLER_REVISIONS and lost(manifest, live.body) is not None:
+        elif resource != CONTROLLER_REVISIONS:
             # A ControllerRevision is final: the API server refuses any patch, even of a label, of one whose data came with their keys in
             # another order than its own. To try would stall every service once a new operator labels children differently.
-            yield Apply(resource, manifest, live)
+            yield from _restored(resource, manifest, live)
+
+
+def _restored(resource: Resource, manifest: Manifest, live: Child) -> Iterator[Apply]:
+    """The write that makes a live object what was rendered, if it differs. One that was written from this very rendering was edited since;
+    annotations are no part of a rendering."""
+    path, found = lost(manifest, live.body), edits(manifest, live.body)
+    ours, noted = (body["metadata"].get("annotations", {}).get(ANNOTATION_RENDERED) for body in (manifest, live.body))
+    if path is not None and not found and ours == noted and path[:2] != ("metadata", "annotations"):
+        found = (Edit(path, ""),)
+    if path is not None or found:
+        yield Apply(resource, manifest, live, found)
 
 
 def _frozen(manifest: Manifest) -> Manifest:
@@ -216,8 +227,7 @@ def rescaled(observed: Observed, owner: Owner, live: Child, toward: Steps) -> It
     kept = observed.find(CONTROLLER_REVISIONS, live.name)
     template: Manifest = kept.body["data"]["podTemplate"] if kept else live.body["spec"]["template"]
     manifest = children.deployment(owner, live.name, template, toward.replicas[live.name], toward.notes.get(live.name))
-    if lost(manifest, live.body) is not None:
-        yield Apply(DEPLOYMENTS, manifest, live)
+    yield from _restored(DEPLOYMENTS, manifest, live)
 
 
 def _empty(observed: Observed, deployment: Child) -> bool:

@@ -8,8 +8,9 @@ replica that serves is drained before it is removed; an object that another one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR
+from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR, OBJECT_EXISTS
 from pagoda_contracts.names import ANNOTATION_REJECTED
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
@@ -31,6 +32,12 @@ from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.scale.bounds import refused
+from pagoda_operator.inventory.values import unix
+
+# Seconds to the next run while something that was removed still exists.
+_WAIT: Final = 2.0
+# While a drain is under way its daemon is asked so often how many requests are left.
+_DRAIN_POLL: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -203,6 +210,27 @@ def _rollout_state(observed: Observed, spec: InferenceServiceSpec, current: Revi
     )
 
 
+def wants_devices(observed: Observed, draft: Plan) -> bool:
+    """Whether a change of devices may change the decision."""
+    if not observed.asks_for_devices:
+        return False
+    none = draft.problem is not None and draft.problem.reason == NO_ACCELERATOR
+    return none or (draft.placement is not None and draft.placement.status.waiting is not None)
+
+
+def due_in(observed: Observed, draft: Plan) -> float | None:
+    """In how many seconds to reconcile again even if no event comes."""
+    times = (
+        _WAIT if draft.waiting or draft.over_quota else None,
+        _DRAIN_POLL if draft.orders else None,
+        draft.health.again,
+        draft.rollout.again if draft.rollout is not None else None,
+        max(1.0, draft.again_at - observed.now) if draft.again_at is not None else None,
+        max(1.0, expected - observed.now) if (expected := unix(observed.raw_status.get("readyExpectedAt"))) is not None else None,
+    )
+    return min((seconds for seconds in times if seconds is not None), default=None)
+
+
 def owner_of(observed: Observed) -> Owner:
     """The service as the owner of its children."""
     return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid)
@@ -222,7 +250,7 @@ def _without_conflicts(observed: Observed, draft: Plan) -> Plan:
     if other is None:
         return replace(draft, writes=rest, waiting=_named(in_the_way[0]))
     message = f"{_named(other)} exists and does not belong to this service; rename the service or remove that object"
-    return replace(draft, writes=rest, problem=SpecProblem(NAME_CONFLICT, message))
+    return replace(draft, writes=rest, problem=SpecProblem(OBJECT_EXISTS, message))
 
 
 def _named(child: Child) -> str:

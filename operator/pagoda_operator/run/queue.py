@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from pagoda_operator.api.errors import ClusterError, Conflict, Superseded, Unconverged
+from pagoda_operator.api.errors import ClusterError, Conflict, Superseded
 from pagoda_operator.api.state import Key
 from pagoda_operator.client.requests import TALLY, Tally
 
@@ -46,7 +46,6 @@ class Schedule:
         self._due: dict[Key, float] = {}
         self._started: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
-        self._not_before: dict[Key, float] = {}
         # Since when a run is wanted that has not begun, whatever delays it: a busy worker, the spacing, a backoff. And how long the runs in
         # work had waited.
         self._wanted_since: dict[Key, float] = {}
@@ -58,12 +57,11 @@ class Schedule:
         self._urgent_taken = 0
 
     def add(self, key: Key, due: float, *, urgent: bool = False) -> None:
-        """Runs the key at `due` or, if planned, earlier, but not before its backoff ends. `urgent`: a person waits for the result."""
+        """Runs the key at `due` or, if planned, earlier. `urgent`: a person waits for the result."""
         if urgent:
             self._urgent.add(key)
-        earliest = min(due, self._due.get(key, due))
         self._wanted_since[key] = min(due, self._wanted_since.get(key, due))
-        self._due[key] = max(earliest, self._not_before.get(key, earliest))
+        self._due[key] = min(due, self._due.get(key, due))
 
     def take(self, now: float) -> Key | None:
         """The key that has waited longest and is not in work. Urgent keys go first, but not more than URGENT_IN_A_ROW."""
@@ -88,16 +86,13 @@ class Schedule:
     def done(self, key: Key, due: float | None) -> None:
         """The key's run succeeded; `due` is its next, None if the service is gone."""
         self._failures.pop(key, None)
-        self._not_before.pop(key, None)
         self._finish(key, due)
 
-    def failed(self, key: Key, now: float, *, strict: bool = False, delays: Sequence[float] = RETRY_DELAYS) -> float:
-        """The key's run failed. It comes back after the delay returned, or with the next event, unless the delay is `strict`."""
+    def failed(self, key: Key, now: float, *, delays: Sequence[float] = RETRY_DELAYS) -> float:
+        """The key's run failed. It comes back after the delay returned, or with the next event."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = delays[min(count, len(delays) - 1)]
-        if strict:
-            self._not_before[key] = now + delay
         if key in self._urgent_running:
             self._urgent.add(key)
         self._finish(key, now + delay)
@@ -196,7 +191,7 @@ class KeyedQueue:
     def _settle(self, key: Key, outcome: Outcome | Exception) -> None:
         if isinstance(outcome, Exception):
             delays = CONFLICT_DELAYS if isinstance(outcome, Conflict) else RETRY_DELAYS
-            delay = self._schedule.failed(key, _now(), strict=isinstance(outcome, Unconverged), delays=delays)
+            delay = self._schedule.failed(key, _now(), delays=delays)
             log = structlog.get_logger().bind(namespace=key.namespace, name=key.name, delay_s=delay, error=str(outcome))
             (log.warning if delay else log.info)("reconcile_retry")
         else:

@@ -11,39 +11,39 @@ and retried. Every other error goes to the queue, which retries.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 import structlog
-from pagoda_contracts.conditions.service import INVALID_SPEC, NO_ACCELERATOR
+from pagoda_contracts.conditions.service import INVALID_SPEC
 
-from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable, Unconverged
+from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable
 from pagoda_operator.api.pods import Answer
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
-from pagoda_operator.decide.plan import Plan, owner_of, plan, template_of
+from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_of, wants_devices
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
-from pagoda_operator.decide.status.status import status
+from pagoda_operator.decide.status.status import down, status
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import digest, stamp
-from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, apply, apply_default_profile, apply_status
+from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, Repeats, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import OWN
-from pagoda_operator.watch.observe import Name, named, observe, profile_name
+from pagoda_operator.watch.observe import Name, look_again, named, observe, profile_name, with_mount_faults
 
-# Seconds to the next run: after a write, and while something that was removed still exists.
+# Seconds to the next run after a write.
 _AT_ONCE: Final = 0.0
-_WAIT: Final = 2.0
 # The devices of a deleted service are charged until its objects are gone.
 _LEFT: Final = 30.0
-# A rollout's runs each write something else; a scale-up by hand, twice in one second, writes the same twice.
-_SAME_WRITES: Final = 4
-# While a drain is under way its daemon is asked so often how many requests are left.
-_DRAIN_POLL: Final = 1.0
+# Seconds until a foreign object that is in the way, or a write that was refused, is tried again.
+_LOOKS: Final = (2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+# Names the status among the objects that a run writes.
+_STATUS: Final = "Status"
 # The kinds by which a service is charged for devices.
 _HOLDINGS: Final = (DEPLOYMENTS, PODS)
 
@@ -55,12 +55,18 @@ class Reconciler:
         self._cluster, self._dependencies, self._settings, self._clock = cluster, dependencies, settings, clock
         # What each service's daemons answered to their last order, by pod; asked again after a restart.
         self._answers: dict[Key, dict[str, Answer]] = {}
-        # What each service's last run wrote, and how many runs in a row wrote exactly that.
-        self._repeats: dict[Key, tuple[list[str], int]] = {}
+        self._repeats = Repeats()
         # Services of which the caches were outdated: the next run reads before it plans.
         self._outdated: set[Key] = set()
         # Objects without our label that have a name which a service needs, and the generation that needs it.
         self._in_the_way: dict[Key, tuple[int, frozenset[Name]]] = {}
+        # How many runs in a row met something that only another object's change cures, and no event tells of that.
+        self._looks: dict[Key, int] = {}
+        self._down: set[Key] = set()
+
+    def down(self) -> int:
+        """How many services have served, are not asleep and have no replica that takes requests."""
+        return len(self._down)
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
@@ -104,7 +110,7 @@ class Reconciler:
     async def _complete(self, key: Key, seen: Observed) -> Observed:
         """What was seen, with all else that this process knows, in this order: each step uses what the ones before it found."""
         quota, scaling = self._dependencies.quota, self._dependencies.scaling
-        observed = self._with_parts(key, await self._with_taken_names(key, seen))
+        observed = await with_mount_faults(self._cluster, self._with_parts(key, await self._with_taken_names(key, seen)))
         await quota.settle(key, observed)
         # Before scaling, which asks for no more than the quota grants. What a replica needs may depend on how many there will be.
         grant = quota.offer(key, observed, lambda seen: template_of(scaling.foresee(key, seen)))
@@ -173,19 +179,24 @@ class Reconciler:
 
     async def _apply_plan(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         """Does what a plan asks for, and comes back when scaling can decide otherwise by time alone, if that is before the resync."""
-        self._dependencies.triggers.waits(key, waiting=_wants_devices(observed, draft))
-        outcome = await self._carry_out(key, observed, draft)
+        self._dependencies.triggers.waits(key, waiting=wants_devices(observed, draft))
+        now = self._clock()
+        self._dependencies.events.record_evictions(observed, now)
+        outcome = await self._carry_out(key, observed, replace(draft, writes=self._repeats.allowed(key, draft.writes, now.timestamp())))
         await self._dependencies.scaling.save_history(key, observed)
-        due = (self._dependencies.scaling.again(key), await self._dependencies.adapters.run(key, observed), outcome.again)
+        undone = self._repeats.again(key, now.timestamp())
+        due = (self._dependencies.scaling.again(key), await self._dependencies.adapters.run(key, observed), undone, outcome.again)
         earliest = min((seconds for seconds in due if seconds is not None), default=None)
         return outcome._replace(again=earliest if earliest is not None and earliest < self._settings.resync else outcome.again)
 
     async def _forget(self, key: Key) -> Outcome:
-        self._repeats.pop(key, None)
+        self._repeats.forget(key)
+        self._down.discard(key)
         self._dependencies.events.forget(key)
         self._answers.pop(key, None)
         self._outdated.discard(key)
         self._in_the_way.pop(key, None)
+        self._looks.pop(key, None)
         self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
@@ -195,14 +206,16 @@ class Reconciler:
         return Outcome(again=_LEFT) if charged else Outcome(gone=True)
 
     async def _carry_out(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
-        log = structlog.get_logger().bind(namespace=key.namespace, name=key.name)
+        log, now = structlog.get_logger().bind(namespace=key.namespace, name=key.name), self._clock()
         try:
             await self._have_keys(observed, draft)
             await apply(self._cluster, draft.writes)
+            self._dependencies.events.record_writes(observed, self._repeats.counted(key, draft.writes, now.timestamp()), now)
         except Refused as error:
             log.warning("child_refused", error=str(error))
             await self._write_status(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
-            return Outcome(again=draft.rollout.again if draft.rollout is not None else None)  # a refused trial ends at its deadline
+            # A refused trial ends at its deadline.
+            return Outcome(again=self._look_again(key, draft.rollout.again if draft.rollout is not None else None))
         except Denied as error:
             await self._write_status(observed, replace(draft, denied=str(error)))
             raise
@@ -214,12 +227,21 @@ class Reconciler:
             draft = await self._released(key, draft)
         wrote = await self._write_status(observed, draft)
         writes = [f"{type(write).__name__} {write.resource.kind} {write.name}" for write in draft.writes] + ([wrote] if wrote else [])
-        if not writes:
-            self._repeats.pop(key, None)
-            return Outcome(again=_AT_ONCE if news else _again(observed, draft))
-        log.info("applied", writes=writes)
-        self._check_converging(key, writes)
-        return Outcome(again=_AT_ONCE)
+        if writes:
+            log.info("applied", writes=writes)
+        if writes or news:
+            return Outcome(again=_AT_ONCE)
+        again = min((seconds for seconds in (due_in(observed, draft), look_again(observed)) if seconds is not None), default=None)
+        if key in self._in_the_way:
+            again = self._look_again(key, again)
+        else:
+            self._looks.pop(key, None)
+        return Outcome(again=again)
+
+    def _look_again(self, key: Key, again: float | None) -> float:
+        """In how many seconds to look whether another object was changed or removed: sooner at first."""
+        looks = self._looks[key] = min(self._looks.get(key, 0) + 1, len(_LOOKS))
+        return min(_LOOKS[looks - 1], again if again is not None else math.inf)
 
     async def _released(self, key: Key, draft: Plan) -> Plan:
         """If an answer that just came allows a replica to be removed, it is marked in this run. A separate run with its own status was half
@@ -248,43 +270,22 @@ class Reconciler:
         self._answers[key] = {uid: answer for uid, answer in (before | answers).items() if uid in here}
         return any(uid not in before or answer.is_news(before[uid]) for uid, answer in answers.items())
 
-    def _check_converging(self, key: Key, written: list[str]) -> None:
-        last, count = self._repeats.get(key, ([], 0))
-        self._repeats[key] = (written, count + 1 if written == last else 1)
-        if self._repeats[key][1] > _SAME_WRITES:
-            raise Unconverged(f"written {count} times in a row and still different: {', '.join(written)}")
-
     async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """Writes the status if it differs; returns its name by content, or nothing."""
-        wanted = self._status(observed, draft)
+        wanted, now = self._status(observed, draft), self._clock()
+        (self._down.add if down(wanted) else self._down.discard)(Key(observed.meta.namespace, observed.meta.name))
         if wanted == observed.raw_status:
             return ""
+        key, content = Key(observed.meta.namespace, observed.meta.name), digest(wanted)
+        if not self._repeats.may(key, _STATUS, content, now.timestamp()):
+            return ""
         await apply_status(self._cluster, SERVICES, observed.meta, wanted)
-        self._dependencies.events.record(observed, wanted, self._clock())
-        return f"Status {digest(wanted)}"
+        self._repeats.wrote(key, _STATUS, content, now.timestamp())
+        self._dependencies.events.record(observed, wanted, now)
+        return f"Status {content}"
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
         return status(observed, draft, self._settings.url, stamp(self._clock().timestamp()))
-
-
-def _wants_devices(observed: Observed, draft: Plan) -> bool:
-    """Whether a change of devices may change the decision."""
-    if not observed.asks_for_devices:
-        return False
-    none = draft.problem is not None and draft.problem.reason == NO_ACCELERATOR
-    return none or (draft.placement is not None and draft.placement.status.waiting is not None)
-
-
-def _again(observed: Observed, draft: Plan) -> float | None:
-    """In how many seconds to reconcile again even if no event comes."""
-    times = (
-        _WAIT if draft.waiting or draft.over_quota else None,
-        _DRAIN_POLL if draft.orders else None,
-        draft.health.again,
-        draft.rollout.again if draft.rollout is not None else None,
-        max(1.0, draft.again_at - observed.now) if draft.again_at is not None else None,
-    )
-    return min((seconds for seconds in times if seconds is not None), default=None)
 
 
 def _adopts(write: Write) -> bool:

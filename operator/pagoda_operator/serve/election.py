@@ -98,6 +98,16 @@ def won(view: View, record: Record, begun: float) -> View:
     return replace(view, record=record, since=begun, renewed=begun, epoch=record.transitions)
 
 
+def cause(step: Create | Take, identity: str) -> str:
+    """Why this contender takes the Lease, for people."""
+    if isinstance(step, Create):
+        return "there was no Lease" if step.transitions == 1 else "the Lease was deleted"
+    holder = step.record.holder
+    if not holder:
+        return "the leader before it gave the Lease back"
+    return f"{holder} did not renew the Lease" if holder != identity else "an earlier process of this name had the Lease"
+
+
 def leads(view: View, now: float, terms: Terms) -> bool:
     """Whether this contender may act."""
     return view.renewed is not None and now - view.renewed < terms.deadline

@@ -26,7 +26,7 @@ from pagoda_contracts.names import LEASE_OPERATOR
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import LEASES, Json
 from pagoda_operator.client.cluster import KubeCluster
-from pagoda_operator.serve.election import Create, Quit, Record, Renew, Step, Take, Terms, View, Wait, decide, leads, seen, won
+from pagoda_operator.serve.election import Create, Quit, Record, Renew, Step, Take, Terms, View, Wait, cause, decide, leads, seen, won
 
 _WATCHDOG: Final = 0.25
 # The API server gives up a request after a minute. A leader that dies makes its last write five seconds before another can lead.
@@ -80,6 +80,8 @@ class Lease:
         # Written on the Lease's loop alone, and replaced as a whole: other threads read it.
         self._view = View(identity)
         self._acquired_at = ""
+        # Why this process leads.
+        self.cause = ""
         self._settled_at = 0.0
         self._left = threading.Event()
         self._renewing: asyncio.Task[None] | None = None
@@ -168,6 +170,8 @@ class Lease:
                 return self._terms.retry
             if isinstance(step, Wait):
                 return step.seconds
+            if isinstance(step, Create | Take):
+                self.cause = cause(step, self._view.identity)
             await self._carry_out(step)
             return self._terms.retry
         except ClusterError as error:
@@ -208,7 +212,7 @@ class Lease:
             self._settled_at = begun + late  # before the view says that it leads, since other threads ask
         self._view = won(self._view, record, begun)
         if fresh:
-            structlog.get_logger().info("leading", epoch=self.epoch, identity=self._view.identity)
+            structlog.get_logger().info("leading", epoch=self.epoch, identity=self._view.identity, cause=self.cause)
             self._on_acquired()
 
     async def _write(self, old: Record | None, holder: str, transitions: int, duration: int | None = None) -> Record:
@@ -241,6 +245,7 @@ class Alone:
 
     # Replicas that know a leader refuse epoch 0, so that a process on a laptop cannot drain replicas by accident.
     epoch = 0
+    cause = ""
 
     def __init__(self) -> None:
         self.acquired = asyncio.Event()

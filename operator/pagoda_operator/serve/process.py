@@ -189,29 +189,40 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)
     listener = Listener(settings.gateways, signals, settings.identity, own, usages)
-    beside = [made.metrics.sample(gauges(made, events), made.liveness.ages), made.lease.run(), listener.run(), *reflectors.runs()]
+    sampling = made.metrics.sample(gauges(made, events, reconciler), made.liveness.ages)
+    beside = [sampling, made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
     leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, inventory.run, events.run, *workers]
-    return [*beside, _prepare(made.lease, reflectors, inventory, ready), *(_when_ready(ready, part) for part in leading)]
+    tell = partial(_tell_of_takeover, made, events)
+    return [*beside, _prepare(made.lease, reflectors, inventory, ready, tell), *(_when_ready(ready, part) for part in leading)]
 
 
-def gauges(made: Core, events: Recorder) -> Mapping[Metric, Callable[[], float]]:
+def gauges(made: Core, events: Recorder, reconciler: Reconciler) -> Mapping[Metric, Callable[[], float]]:
     """What is sampled every second."""
     return {
         words.OPERATOR_QUEUE: made.queue.depth,
         words.OPERATOR_QUEUE_AGE: made.queue.oldest,
         words.OPERATOR_EVENTS_WAITING: events.waiting,
+        words.OPERATOR_DOWN: reconciler.down,
         words.OPERATOR_LEADER: made.lease.leads,
         words.OPERATOR_EPOCH: lambda: made.lease.epoch,
     }
 
 
-async def _prepare(lease: Leadership, reflectors: Reflectors, inventory: NodePools, ready: asyncio.Event) -> None:
+def _tell_of_takeover(made: Core, events: Recorder) -> None:
+    if made.settings.lease_namespace is not None:
+        events.record_leader(made.settings.lease_namespace, made.lease.epoch, made.lease.cause, _utc())
+
+
+async def _prepare(
+    lease: Leadership, reflectors: Reflectors, inventory: NodePools, ready: asyncio.Event, tell: Callable[[], None] = lambda: None
+) -> None:
     """What a leader does before all other work. It lists every kind again, since a standby's caches may be late."""
     await lease.acquired.wait()
     await reflectors.list_all()
     await inventory.load()
+    tell()
     ready.set()
     await asyncio.Event().wait()  # a part that ends would end the process
 

@@ -1,6 +1,7 @@
 """What the caches keep of an object. Pure.
 
 `pack` keeps our own objects as text, without fields that no plan and no status compares: a pod has 25 KB as dictionaries and 1 KB as text.
+The managedFields of a child are kept if another field manager owns a part of its spec.
 `PARSERS` keep what decisions over more than one service need. Neither keeps what changes with time alone (heartbeats, images, counters), so
 two values are equal if nothing changed that is compared.
 """
@@ -33,6 +34,7 @@ from pagoda_operator.api.state import (
     Resource,
 )
 from pagoda_operator.decide.quota import parse_quota
+from pagoda_operator.decide.render.overlay import by_others
 from pagoda_operator.inventory.inventory import parse_occupant
 from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.inventory.slices import parse_claim, parse_slice
@@ -69,6 +71,8 @@ def pack(resource: Resource, body: Json) -> Packed | None:
     if service is None and resource != PROFILES:
         return None
     meta = {name: value for name, value in body["metadata"].items() if name not in ("managedFields", "resourceVersion")}
+    if resource in CHILD_RESOURCES and by_others(body["metadata"]):
+        meta["managedFields"] = body["metadata"]["managedFields"]
     kept = {**body, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
     if resource in _STATUS_IGNORED:
         kept.pop("status", None)

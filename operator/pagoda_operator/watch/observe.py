@@ -1,12 +1,15 @@
 """Reads one service and all that belongs to it, and counts how long ago things happened to it. Called by `reconcile`; decides nothing.
 
-It reads the caches, which may be late by a moment: a run verifies the service before it makes or removes an object.
+It reads the caches, which may be late by a moment: a run verifies the service before it makes or removes an object. Only a volume that the
+kubelet cannot mount shows nowhere but in Events: they are read, for one pod of a service, while it has waited for its volumes for 2 s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
@@ -15,6 +18,7 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pydantic import ValidationError
 
+from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.quota import holdings
 from pagoda_operator.api.state import (
@@ -26,6 +30,7 @@ from pagoda_operator.api.state import (
     Child,
     Json,
     Key,
+    Lister,
     Observed,
     Reader,
     Resource,
@@ -37,6 +42,11 @@ from pagoda_operator.inventory.values import unix
 Name = tuple[Resource, str]
 # A service has three or four stamps at a time; a cache that is late may show the ones before.
 _STAMPS: Final = 8
+# A mount takes less, and a volume that comes over the network a minute. The kubelet writes its first Event at once.
+_MOUNT_S: Final = 2.0
+_LONGEST_LOOK_S: Final = 30.0
+_VOLUME: Final = re.compile(r'for volume "([^"]+)"[\s:]*(.+)', re.DOTALL)
+_MAX_FAULTS: Final = 3
 
 
 async def observe(reader: Reader, key: Key) -> Observed | None:
@@ -67,6 +77,44 @@ async def named(reader: Reader, key: Key, names: Iterable[Name]) -> tuple[Child,
     wanted = tuple(names)
     found = await asyncio.gather(*(reader.get(resource, key.namespace, name) for resource, name in wanted))
     return tuple(Child(resource, body) for (resource, _), body in zip(wanted, found, strict=True) if body is not None)
+
+
+async def with_mount_faults(lister: Lister, observed: Observed) -> Observed:
+    """Returns the service with the kubelet's words about the volumes of the pod that waits longest for them."""
+    pod = _unmounted(observed)
+    if pod is None or _waited(observed, pod) < _MOUNT_S:
+        return observed
+    try:
+        events = await lister.pod_events(observed.meta.namespace, pod.name)
+    except ClusterError:  # a role of before may not read them, and the pod waits all the same
+        return observed
+    return replace(observed, mount_faults={pod.uid: _faults(events, pod.uid)})
+
+
+def look_again(observed: Observed) -> float | None:
+    """In how many seconds Events may say more of a pod that waits for its volumes: half of the time that it has waited, 2 s to 30 s."""
+    pod = _unmounted(observed)
+    return min(_LONGEST_LOOK_S, max(_MOUNT_S, _waited(observed, pod) / 2)) if pod is not None else None
+
+
+def _unmounted(observed: Observed) -> Pod | None:
+    pods = (*observed.pods, *(parse_pod(child.body) for child in observed.of(PODS)))
+    waits = [pod for pod in pods if pod.unmounted_since is not None and pod.assigned and pod.counts]
+    return min(waits, key=lambda pod: (pod.unmounted_since or 0.0, pod.name), default=None)
+
+
+def _waited(observed: Observed, pod: Pod) -> float:
+    return observed.now - (pod.unmounted_since or observed.now)
+
+
+def _faults(events: Iterable[Json], uid: str) -> str:
+    """The first word about each volume: later ones may hold what differs with each try, and each difference would be a write."""
+    mine = [event for event in events if event.get("regarding", {}).get("uid") == uid and event.get("type") == "Warning"]
+    found: dict[str, str] = {}
+    for event in sorted(mine, key=lambda event: str(event["metadata"].get("creationTimestamp", ""))):
+        if (words := _VOLUME.search(str(event.get("note", "")))) is not None:
+            found.setdefault(words[1], f"volume {words[1]!r}: {words[2].strip()}")
+    return "; ".join(list(found.values())[:_MAX_FAULTS])
 
 
 def profile_name(body: Json) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from pagoda_contracts.conditions.service import NOT_SERVED_YET
+from pagoda_contracts.conditions.types import SERVING
 from pagoda_contracts.name_owners import ServedName, resolve
 
 from pagoda_operator.api.state import ADAPTERS, NAMESPACES, NODES, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource, Taken
@@ -114,6 +116,12 @@ class NamedService(NamedTuple):
     names: tuple[str, ...]
     owned: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
+    served: bool = True
+
+    def wants(self, name: str) -> ServedName:
+        """The name as it wants or has it."""
+        owner = f"{self.key.namespace}/{self.key.name}"
+        return ServedName(name, self.created, self.uid, owner, name in self.owned or name in self.adapters, self.served)
 
     @property
     def all_names(self) -> frozenset[str]:
@@ -127,9 +135,9 @@ def parse_named_service(body: Json) -> NamedService:
     model: Any = spec.get("model") or {}
     names, status = tuple(model.get("servedNames") or (meta["name"],)), body.get("status") or {}
     owned, adapters = (frozenset(status.get(field) or ()) for field in ("servedNames", "adapterNames"))
-    return NamedService(
-        Key(meta.get("namespace", ""), meta["name"]), meta.get("creationTimestamp", ""), meta["uid"], names, owned, adapters
-    )
+    never = any((c.get("type"), c.get("reason")) == (SERVING.name, NOT_SERVED_YET.name) for c in status.get("conditions") or ())
+    key = Key(meta.get("namespace", ""), meta["name"])
+    return NamedService(key, meta.get("creationTimestamp", ""), meta["uid"], names, owned, adapters, not never)
 
 
 class NameOwners:
@@ -163,19 +171,21 @@ class NameOwners:
             self._wake(other)
 
     def taken(self, key: Key) -> tuple[Taken, ...]:
-        """The names that this service wants and another one owns."""
+        """The names that this service wants and another one keeps from it."""
         mine = self._services.get(key)
-        owners = [(name, self._owner(name)) for name in mine.names] if mine else []
-        return tuple(Taken(name, owner) for name, owner in owners if owner != key)
+        owners = [self._owner(name) for name in mine.names] if mine else []
+        return tuple(Taken(one.name, self._key(one)) for one in owners if self._key(one) != key and one.keeps_from(key.namespace))
 
     def owner(self, name: str) -> Key | None:
         """The service that has this name, as its own or as an adapter's; None if no service has it."""
-        return self._owner(name) if name in self._by_name else None
+        return self._key(self._owner(name)) if name in self._by_name else None
 
-    def _owner(self, name: str) -> Key:
-        services = {service.uid: service for service in self._by_name[name].values()}
-        wanted = (ServedName(name, c.created, c.uid, c.key.name, name in c.owned or name in c.adapters) for c in services.values())
-        return services[resolve(wanted)[name].uid].key
+    def _owner(self, name: str) -> ServedName:
+        return resolve(service.wants(name) for service in self._by_name[name].values())[name]
+
+    @staticmethod
+    def _key(owner: ServedName) -> Key:
+        return Key(*owner.owner.split("/"))
 
     def _forget(self, key: Key) -> set[Key]:
         touched: set[Key] = set()

@@ -10,6 +10,7 @@ import time
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
 from pagoda_contracts.names import LEASE_OPERATOR
+from pagoda_operator.api.state import EVENTS
 from support.kube.client import eventually
 from support.kube.namespace import NAME
 from support.kube.operator_process import LEASES, NAMESPACE, USER, OperatorProcess, by, kubeconfig
@@ -88,6 +89,8 @@ def test_one_works_and_after_kill_9_the_other_takes_over(pair, real, kube):
     first.process.kill()
     follow(real, second)
     assert lease(kube) == ("second", 2)
+    told = [event["note"] for event in kube.list(EVENTS, NAMESPACE) if event["reason"] == "LeaderElected"]
+    assert "second leads with epoch 2: first did not renew the Lease" in told
 
 
 def test_a_leader_that_was_stopped_for_longer_than_its_lease_ends_and_writes_nothing(pair, real, kube):
@@ -118,6 +121,7 @@ def test_a_leader_that_ends_in_an_orderly_way_is_followed_without_waiting_for_it
     assert lease(kube)[0] in ("", "second")  # given back before it ended, else it would still bear its name
     eventually(lambda: second.events("leading"), "the second one leads")
     assert second.events("leading")[0]["epoch"] == 2
+    assert second.events("leading")[0]["cause"] == "the leader before it gave the Lease back"
 
 
 def test_a_terminated_operator_leaves_at_once_and_cleanly(real, account):

@@ -1,10 +1,24 @@
 """The operator against a real API server, scheduler, controllers and garbage collector: from apply to delete."""
 
+import functools
+import json
 import time
 
 import pytest
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
-from pagoda_operator.api.state import CHILD_RESOURCES, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.api.state import (
+    CHILD_RESOURCES,
+    CONTROLLER_REVISIONS,
+    CORE_SERVICES,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    PODS,
+    PROFILES,
+    SERVICES,
+)
+from pagoda_operator.decide.render.overlay import merge
+from support.clients.hand_edits import EDITS
 from support.kube.client import eventually
 from support.kube.fake_api import crashed, running, waiting
 from support.kube.namespace import NAME
@@ -45,7 +59,12 @@ def test_status_is_honest_through_the_phases_of_a_start(real, operator):
     real.reported(Reconciling="LoadingModel")
     real.node.report(pod, running(ready=True))
     last = real.reported(Ready="Available")
-    assert {kind: line["status"] for kind, line in last.items()} == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
+    assert {kind: line["status"] for kind, line in last.items()} == {
+        "Ready": "True",
+        "Reconciling": "False",
+        "Stalled": "False",
+        "Serving": "True",
+    }
     status = real.service()["status"]
     assert (status["replicas"], status["readyReplicas"], status["placement"]["chosen"]) == (1, 1, "cpu[0]")
     assert status["url"] == "http://pagoda-gateway.pagoda-system.svc:8080/v1"
@@ -151,7 +170,7 @@ def test_a_service_object_of_another_owner_is_left_alone(real, operator):
     ports = {"ports": [{"port": 1, "targetPort": 1, "protocol": "TCP"}]}
     before = real.kube.create(CORE_SERVICES, real.namespace, {"metadata": {"name": NAME}, "spec": ports})
     real.apply()
-    real.reported(Stalled="NameConflict")
+    real.reported(Stalled="ObjectExists")
     assert real.kube.get(CORE_SERVICES, real.namespace, NAME) == before
     real.kube.delete(CORE_SERVICES, real.namespace, NAME)
     real.serve()
@@ -170,6 +189,44 @@ def test_foreign_changes_are_undone(real, operator):
     eventually(lambda: real.kube.get(CORE_SERVICES, real.namespace, NAME), "the Service comes back")
     eventually(lambda: real.kube.get(CONTROLLER_REVISIONS, real.namespace, name), "the pin comes back")
     eventually(lambda: real.kube.get(DEPLOYMENTS, real.namespace, name)["spec"]["replicas"] == 1, "replicas as the spec says")
+
+
+def test_what_somebody_adds_to_a_deployment_is_removed_and_its_manager_is_named(real, operator):
+    """Among it what makes server-side apply invalid: a second source of a volume, a privileged container that may not escalate."""
+    real.apply()
+    real.serve()
+    real.reported(Ready="Available")
+    (before,) = real.kube.list(DEPLOYMENTS, real.namespace)
+    place = (before["metadata"]["name"], "-n", real.namespace)
+    patch = json.dumps({"spec": {"template": {"spec": functools.reduce(merge, (patch for patch, _ in EDITS.values()), {})}}})
+    real.cluster.kubectl("patch", "deployment", *place, "-p", patch, "--field-manager=vandal")
+
+    def spec():
+        return (real.kube.get(DEPLOYMENTS, real.namespace, place[0]) or {})["spec"]
+
+    eventually(lambda: spec() == before["spec"], "the template as it was rendered")
+    told = eventually(lambda: [event for event in real.kube.list(EVENTS, real.namespace) if event["reason"] == "EditUndone"], "an Event")
+    assert "field manager 'vandal' had changed spec.template.spec." in told[0]["note"]
+    assert told[0]["type"] == "Warning"
+    real.cluster.kubectl("scale", "deployment", *place, "--replicas=5")
+    eventually(lambda: spec() == before["spec"], "replicas as the service says")
+    real.edit(replicas=2)
+    eventually(lambda: spec()["replicas"] == 2, "the service is obeyed")
+    real.serve(2)
+    assert real.reported(Ready="Available", Reconciling="Settled")["Stalled"]["status"] == "False"
+
+
+def test_what_somebody_adds_to_other_children_is_removed(real, operator):
+    real.apply()
+    real.serve()
+    real.reported(Ready="Available")
+    for resource, patch in (
+        (CORE_SERVICES, {"spec": {"type": "NodePort", "externalIPs": ["192.0.2.1"]}}),
+        (DISRUPTION_BUDGETS, {"spec": {"selector": {"matchLabels": {"another": "label"}}}}),
+    ):
+        before = real.kube.get(resource, real.namespace, NAME)["spec"]
+        real.kube.merge(resource, real.namespace, NAME, patch)
+        eventually(lambda: real.kube.get(resource, real.namespace, NAME)["spec"] == before, f"{resource.kind} as it was")  # noqa: B023
 
 
 def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operator):

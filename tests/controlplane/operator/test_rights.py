@@ -33,7 +33,7 @@ from support.harness.placing import ENGINE
 from support.judges.rights import Right, forbidden, granted, refused, used
 from support.kube.chart import CHART, NAMESPACE, RELEASE
 from support.kube.client import eventually
-from support.kube.fake_api import crashed, running
+from support.kube.fake_api import crashed, mount_failure, running, unmounted
 from support.kube.namespace import NAME
 from support.kube.operator_process import LEASES, USER, OperatorProcess, kubeconfig
 from support.servers.gateway_process import start_gateway
@@ -85,6 +85,7 @@ def everything(real, operator):
         real.node.report(pod, status)
         real.reported(Reconciling=reason)
     eventually(lambda: [e for e in real.kube.list(EVENTS, real.namespace) if "series" in e], "a word told twice is a series")
+    miss_a_secret(real, pod)
     real.serve()
     real.reported(Ready="Available")
     vandalise(real)
@@ -98,6 +99,14 @@ def everything(real, operator):
     real.reported(Ready="Available", Reconciling="Settled")
     use_devices(real)
     assert operator.events("reconcile_bug") == []
+
+
+def miss_a_secret(real, pod):
+    """The kubelet says in an Event only which volume it cannot mount."""
+    words = 'MountVolume.SetUp failed for volume "credential-0" : secret "hub" not found'
+    real.kube.create(EVENTS, real.namespace, mount_failure(pod, words, "2026-01-01T00:00:00.000000Z"))
+    real.node.report(pod, unmounted("2026-01-01T00:00:00Z"))
+    assert 'secret "hub" not found' in real.reported(Reconciling="FailedMount")["Reconciling"]["message"]
 
 
 def use_devices(real):

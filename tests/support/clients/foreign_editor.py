@@ -37,6 +37,7 @@ class ForeignEditor:
         self._edits: dict[str, Callable[[], str]] = {
             "scale": self._scale,
             "image": self._image,
+            "addition": self._add,
             "relabel": self._relabel,
             "disown": self._disown,
             "delete": self._delete,
@@ -62,6 +63,23 @@ class ForeignEditor:
         deployment = self._drawn(DEPLOYMENTS)
         containers = [container | {"image": _FOREIGN} for container in deployment["spec"]["template"]["spec"]["containers"]]
         return self._merge(DEPLOYMENTS, deployment, {"spec": {"template": {"spec": {"containers": containers}}}})
+
+    def _add(self) -> str:
+        """A sidecar, the host's network, an account, or the host's disk in place of an empty folder."""
+        deployment = self._drawn(DEPLOYMENTS)
+        pod = "/spec/template/spec"
+        run = [volume["name"] for volume in deployment["spec"]["template"]["spec"]["volumes"]].index("run")
+        change = self._rng.choice(
+            [
+                {"op": "add", "path": f"{pod}/containers/-", "value": {"name": "miner", "image": _FOREIGN}},
+                {"op": "add", "path": f"{pod}/hostNetwork", "value": True},
+                {"op": "add", "path": f"{pod}/serviceAccountName", "value": "admin"},
+                {"op": "replace", "path": f"{pod}/volumes/{run}", "value": {"name": "run", "hostPath": {"path": "/"}}},
+            ]
+        )
+        name = deployment["metadata"]["name"]
+        assert self._real.kube.json_patch(DEPLOYMENTS, self._real.namespace, name, [change]), "not valid"
+        return f"Deployment {name}: {change}"
 
     def _relabel(self) -> str:
         """Takes one of our labels off, or writes nonsense on it; one more label of anybody's would be nobody's business."""

@@ -47,11 +47,11 @@ class Cached(Harness):
 
     def settle(self) -> None:
         for _ in range(30):
-            before = len(self.api.journal), copied(self.api.objects)
+            before = len(self.api.journal), self.api.versions()
             self.show()
             again = self.run().again
             self.api.control()
-            if again != 0 and before == (len(self.api.journal), self.api.objects):
+            if again != 0 and before == (len(self.api.journal), self.api.versions()):
                 return
         pytest.fail(f"not settled: {self.api.journal[-12:]}")
 

@@ -170,7 +170,8 @@ class Harness:
         reported = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
         pods = [pod for pod in self.real.pods() if "deletionTimestamp" not in pod["metadata"]]
         fresh = status.get("observedGeneration") == service["metadata"]["generation"]
-        right = reported == {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
+        serves = "True" if replicas else "False"
+        right = reported == {"Ready": "True", "Reconciling": "False", "Stalled": "False", "Serving": serves}
         return fresh and right and len(pods) == replicas == sum(map(is_ready, pods)) == status.get("readyReplicas", 0)
 
     def quiet_for(self, seconds: float) -> bool:

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.api.errors import ClusterError, Denied, Refused
-from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, CORE_SERVICES, DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES
+from pagoda_operator.api.state import (
+    CONFIG_MAPS,
+    CONTROLLER_REVISIONS,
+    CORE_SERVICES,
+    DEPLOYMENTS,
+    EVENTS,
+    PODS,
+    PROFILES,
+    QUOTAS,
+    SERVICES,
+)
 from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from support.harness.fake_daemons import FakeDaemons
@@ -19,9 +29,21 @@ from support.harness.inventories import pod as holder
 from support.harness.placing import MIXED
 from support.harness.placing import harness as inspected_harness
 from support.judges.kstatus import Verdict
-from support.kube.fake_api import Body, copied, crashed, fetching, running, service_body, waiting
+from support.kube.fake_api import (
+    Body,
+    copied,
+    crashed,
+    fetching,
+    mount_failure,
+    restarted,
+    running,
+    service_body,
+    unmounted,
+    waiting,
+)
 
 HUB = {"uri": "hf://acme/tiny"}
+NO_SECRET = 'MountVolume.SetUp failed for volume "credential-0" : secret "hf-token" not found'
 READY = running(ready=True)
 UNSCHEDULABLE: Body = {"conditions": [{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found'}]}
 
@@ -80,6 +102,18 @@ def then(make: Callable[[], Harness], change: Callable[[Harness], None]) -> Call
         return harness
 
     return changed
+
+
+def no_secret() -> Harness:
+    """The kubelet finds no Secret of the name that the service gives."""
+    harness = Harness(model=HUB | {"credential": "hub"}, credentials=[{"name": "hub", "secretRef": {"name": "hf-token"}}])
+    harness.settle()
+    (pod,) = harness.api.of(PODS)
+    pod["status"] = unmounted("2026-01-01T00:00:00Z")
+    harness.api.put(EVENTS, mount_failure(pod, NO_SECRET, "2026-01-01T00:00:01.000000Z"))
+    harness.later += timedelta(seconds=3)
+    harness.settle()
+    return harness
 
 
 def refuse(kind: str, error: ClusterError) -> Callable[[], Harness]:
@@ -145,6 +179,11 @@ def lose_pins(harness: Harness) -> None:
     for kind in (CONTROLLER_REVISIONS.kind, CONFIG_MAPS.kind):
         for key in [key for key in harness.api.objects if key[0] == kind]:
             del harness.api.objects[key]
+
+
+def sleep(harness: Harness) -> None:
+    harness.edit(replicas=0)
+    harness.settle()
 
 
 def drop_profile(harness: Harness) -> None:
@@ -244,6 +283,14 @@ def inspecting() -> Harness:
     return harness
 
 
+def cancelled() -> Harness:
+    """Of two replicas one loads yet, and is not needed any more."""
+    harness = pods(READY, running())()
+    harness.edit(replicas=1)
+    harness.run()
+    return harness
+
+
 def draining() -> Harness:
     """Of two replicas one is to go and has a request yet."""
     harness = pods(READY, READY)()
@@ -265,14 +312,17 @@ STATES: dict[str, State] = {
     "on its node": State(pods(waiting("ContainerCreating")), "PullingImage", "InProgress"),
     "no such image": State(pods(waiting("ErrImagePull", "no such image")), "ImagePull", "InProgress"),
     "a container's fault": State(pods(waiting("CreateContainerConfigError", "no key")), "Container", "InProgress"),
+    "a Secret that does not exist": State(no_secret, "FailedMount", "InProgress"),
     "loading": State(pods(running()), "LoadingModel", "InProgress"),
+    "ended once": State(pods(restarted(code=1, message="boom")), "Restarting", "InProgress"),
     "crashing": State(pods(crashed(code=1, message="boom")), "CrashLooping", "InProgress"),
     "killed for memory": State(pods(crashed(code=137, message="", reason="OOMKilled")), "CrashLooping", "InProgress"),
     "a model refused": State(pods(crashed()), "ModelRejected", "Failed"),
     "one of two": State(pods(READY, running()), "LoadingModel", "InProgress"),
     "one of two, the other refused": State(pods(READY, crashed()), "CrashLooping", "InProgress"),
     "serving": State(pods(READY), "Available", "Current"),
-    "scaled to zero": State(spec(replicas=0), "ScaledToZero", "Current"),
+    "scaled to zero": State(then(pods(READY), sleep), "ScaledToZero", "Current"),
+    "asleep, and it never served": State(spec(replicas=0), "ScaledToZero", "InProgress"),
     "a replica lost": State(
         then(pods(READY), lambda harness: harness.api.of(PODS)[0].update(status=running())), "LoadingModel", "InProgress"
     ),
@@ -285,7 +335,7 @@ STATES: dict[str, State] = {
     "no profile": State(spec(profileRef={"name": "nobody"}), "ProfileNotFound", "Failed"),
     "a profile lost under a change": State(then(pods(READY), drop_profile), "ProfileNotFound", "Failed"),
     "a forbidden overlay": State(spec(podTemplate={"spec": {"hostNetwork": True}}), "PodTemplateForbidden", "Failed"),
-    "a name of another object": State(stranger, "NameConflict", "Failed"),
+    "a name of another object": State(stranger, "ObjectExists", "Failed"),
     "a served name of another service": State(namesake, "NameConflict", "Failed"),
     "a canary under way": State(canary, "Canary", "InProgress"),
     "a revision on trial": State(on_trial(waiting("ContainerCreating")), "RollingOut", "InProgress"),
@@ -300,5 +350,6 @@ STATES: dict[str, State] = {
     "fetching": State(pods(fetching(), model=HUB), "FetchingModel", "InProgress"),
     "a fetch that failed and is repeated": State(pods(fetching(1, "NoRoom: /models"), model=HUB), "FetchingModel", "InProgress"),
     "a replica draining": State(draining, "Draining", "InProgress"),
+    "a replica that is not needed before it served": State(cancelled, "Removing", "InProgress"),
     "a revision lost": State(then(pods(READY), lose_pins), "RevisionLost", "Failed"),
 }

@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pagoda_operator.api.state import Resource
+from support.judges.status_truth import needed
 from support.kube.client import Kube, eventually
 
-CONDITIONS = {"Ready", "Reconciling", "Stalled"}
+CONDITIONS = {"Ready", "Reconciling", "Stalled", "Serving"}
 MAX_FLIPS = 2
 Body = dict[str, Any]
 
@@ -59,13 +60,18 @@ def _faults(version: Version) -> Iterator[str]:
     elif any(line["observedGeneration"] != status["observedGeneration"] for line in lines.values()):
         yield "a condition speaks of another generation than the status"
     true = {kind for kind, line in lines.items() if line["status"] == "True"}
+    reason, serves = lines["Ready"]["reason"], "Serving" in true
     if {"Reconciling", "Stalled"} <= true or {"Ready", "Stalled"} <= true:
         yield f"{sorted(true)} all True"
-    if not true:
+    if not true - {"Serving"} and reason != "ScaledToZero":
         yield "neither ready nor under way nor stalled"
     ready, desired = status.get("readyReplicas", 0), status.get("scaling", {}).get("desired", 0)
-    if "Ready" in true and ready < desired:
+    if "Ready" in true and ready < needed(version.body["spec"], desired):
         yield f"Ready with {ready} of {desired} replicas"
+    if serves != (ready > 0):
+        yield f"Serving is {serves} with {ready} ready replicas"
+    if "Ready" in true and lines["Serving"]["reason"] == "NotServedYet":
+        yield "Ready, and no replica has ever served"
 
 
 def _broken(before: Version, after: Version) -> Iterator[str]:

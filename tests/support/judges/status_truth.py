@@ -22,7 +22,7 @@ LAG_S = 60.0
 
 
 def dishonest(events: Sequence[Event]) -> Iterator[str]:
-    """I8: generations only grow, and Ready is True only with as many ready replicas as wanted, by its own words and by the pods'."""
+    """I8: generations only grow, and Ready is True only with as many ready replicas as it needs, by its own words and by the pods'."""
     last: dict[str, int] = defaultdict(int)
     for event in events:
         if event.kind != SERVICES.kind or event.change == "DELETED":
@@ -117,6 +117,14 @@ def _fresh(body: Body) -> bool:
 
 
 def _desired(body: Body) -> int:
-    """How many replicas its status answers for: as many as are wanted where it says Ready of this very spec."""
+    """How many replicas its status answers for: as many as Ready needs where it says so of this very spec."""
     ready = any(line["type"] == "Ready" and line["status"] == "True" for line in body.get("status", {}).get("conditions", []))
-    return int(body["spec"].get("replicas", 1)) if ready and _fresh(body) else 0
+    return needed(body["spec"], int(body["spec"].get("replicas", 1))) if ready and _fresh(body) else 0
+
+
+def needed(spec: Body, wanted: int) -> int:
+    """How many of the wanted replicas Ready needs: all that a person asked for, else what scaling may not go below; none of a service that
+    sleeps."""
+    scaling = spec.get("scaling") or {}
+    least = {"Manual": wanted, "Auto": scaling.get("min", 1)}.get(scaling.get("mode", "Manual"), 1)
+    return min(wanted, max(1, least))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import itertools
 import marshal
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+import operator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ from pagoda_contracts.names import (
 )
 from pagoda_operator.api.errors import Conflict, OperatorError
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, PROFILES, SERVICES, Json, Listed, Resource
+from pagoda_operator.decide.render.overlay import by_others, merge
+from support.kube import managed_fields
 
 Body = dict[str, Any]
 ENDED = ("Failed", "Succeeded")
@@ -102,6 +106,9 @@ class FakeApi:
         found = await self.list(resource, namespace, label)
         return Listed([body for body in found if name in ("", body["metadata"]["name"])], version)
 
+    async def pod_events(self, namespace: str, pod: str) -> list[Json]:
+        return [body for body in await self.list(EVENTS, namespace, "") if body.get("regarding", {}).get("name") == pod]
+
     # Writes
 
     async def create(self, resource: Resource, manifest: Json, manager: str) -> None:
@@ -145,6 +152,21 @@ class FakeApi:
         self.wrote(resource, "patch", copied(live))
         return copied(live)
 
+    async def patch(self, resource: Resource, meta: Json, patch: Sequence[Json], _manager: str) -> None:
+        with_end = self._write("patch", resource, meta["name"])
+        next(with_end)
+        live = self._at_version(self.objects.get(self._key(resource, meta)), meta)
+        before = copied(live.get("spec"))
+        for change in patch:
+            _, *path, last = change["path"].split("/")
+            functools.reduce(operator.getitem, path, live)[last] = copied(change["value"])
+        if resource == DEPLOYMENTS:
+            _default(live)
+        live["metadata"]["generation"] += before != live.get("spec")
+        self._touch(live)
+        next(with_end, None)
+        self.wrote(resource, "patch", copied(live))
+
     async def delete(self, resource: Resource, meta: Json) -> None:
         with_end = self._write("delete", resource, meta["name"])
         next(with_end)
@@ -187,11 +209,13 @@ class FakeApi:
         self.objects[self._key(resource, stored["metadata"])] = stored
         return stored
 
-    def edit(self, resource: Resource, namespace: str, name: str, change: Callable[[Body], None]) -> None:
-        """A person's change of an object's spec."""
+    def edit(self, resource: Resource, namespace: str, name: str, change: Callable[[Body], None], manager: str = "") -> None:
+        """A person's change of an object's spec; with a `manager`, it is noted whose it is."""
         live = self.objects[(resource.kind, namespace, name)]
         before = copied(live.get("spec"))
         change(live)
+        if manager:
+            live["metadata"].setdefault("managedFields", []).append(managed_fields.entry(manager, before, live["spec"]))
         live["metadata"]["generation"] += before != live.get("spec")
         self._touch(live)
 
@@ -200,6 +224,10 @@ class FakeApi:
         if pod.get("status") != status:
             pod["status"] = status
             self._touch(pod)
+
+    def versions(self) -> dict[tuple[str, str, str], str]:
+        """The version of each object: whatever is written changes it."""
+        return {key: body["metadata"]["resourceVersion"] for key, body in self.objects.items()}
 
     def of(self, resource: Resource) -> list[Body]:
         return [body for (kind, _, _), body in self.objects.items() if kind == resource.kind]
@@ -253,6 +281,8 @@ class FakeApi:
         """Server-side apply: what its manager applied before and does not repeat goes; what others set stays."""
         before = copied(live)
         live |= copied({part: value for part, value in manifest.items() if part != "metadata"})
+        if by_others(live["metadata"]):
+            live["spec"] = merge(before["spec"], live["spec"])
         for field, gone in self._owns(live, manifest, manager).items():
             kept = {name: value for name, value in live["metadata"].get(field, {}).items() if name not in gone}
             live["metadata"][field] = {**kept, **manifest["metadata"].get(field, {})}
@@ -384,6 +414,12 @@ def crashed(code: int = EXIT_PERMANENT, message: str = "config.json: unknown arc
     return {"phase": "Running", "conditions": scheduled(False), "containerStatuses": [container]}
 
 
+def restarted(**ended: Any) -> Body:
+    """A pod's status after the daemon ended once and was started again."""
+    container = crashed(**ended)["containerStatuses"][0] | {"state": {"running": {}}}
+    return running() | {"containerStatuses": [container]}
+
+
 def passed() -> Body:
     """Of a trial's pod: model and image are there."""
     done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
@@ -404,6 +440,23 @@ def fetching(code: int | None = None, message: str = "", started: bool = False) 
 def waiting(reason: str, message: str = "") -> Body:
     container = {"name": CONTAINER_DAEMON, "state": {"waiting": {"reason": reason, "message": message}}, "restartCount": 0}
     return {"phase": "Pending", "conditions": scheduled(False), "containerStatuses": [container]}
+
+
+def unmounted(since: str) -> Body:
+    """A pod's status on its node, before its volumes are mounted."""
+    status = waiting("ContainerCreating")
+    status["conditions"].append({"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": since})
+    return status
+
+
+def mount_failure(pod: Body, note: str, at: str, number: int = 1) -> Body:
+    """The kubelet's Event about a volume, as events.k8s.io shows it."""
+    meta = pod["metadata"]
+    regarding = {"kind": "Pod", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+    said = {"type": "Warning", "reason": "FailedMount", "note": note, "regarding": regarding, "action": "Mount", "eventTime": at}
+    names = {"name": f"{meta['name']}.{number}", "namespace": meta["namespace"], "creationTimestamp": at}
+    kind = {"apiVersion": EVENTS.api_version, "kind": EVENTS.kind}
+    return kind | {"metadata": names, "reportingController": "kubelet", "reportingInstance": "node-1"} | said
 
 
 def service_body(name: str = "tiny", namespace: str = "ns", **spec: Any) -> Body:

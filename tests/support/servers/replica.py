@@ -148,9 +148,9 @@ def launch(config: str, run_dir: Path, env: dict[str, str] | None = None, stderr
     return Replica(process, run_dir)
 
 
-def start_replica(config: DaemonConfig, stderr: int | None = None) -> Replica:
+def start_replica(config: DaemonConfig, stderr: int | None = None, env: dict[str, str] | None = None) -> Replica:
     """Started and ready. To be closed: `with start_replica(config) as replica`."""
-    replica = start_daemon(config, stderr=stderr)
+    replica = start_daemon(config, env, stderr=stderr)
     try:
         replica.wait_listening()
         replica.wait_ready()

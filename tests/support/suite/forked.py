@@ -1,6 +1,6 @@
 """`--fork N`: N workers that are forked once the tests are collected, and take a file of tests at a time.
 
-A worker of xdist collects for itself: 12 s of CPU each, most of it imports of what the unit tests test. Here it is done once, and what was
+A worker of xdist collects for itself: 14 s of CPU each, most of it imports of what the unit tests test. Here it is done once, and what was
 imported is shared memory. For tests that run in Python only: a thread that was started while tests were collected is not in a worker.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import traceback
 import warnings
 from collections import deque
@@ -39,6 +40,8 @@ class Forked:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.config.option.collectonly or session.testsfailed:
             return None  # pytest says why nothing runs
+        if len(threads := threading.enumerate()) > 1:
+            raise pytest.UsageError(f"--fork: no worker would have the threads that were started while tests were collected: {threads}")
         groups = deque(_groups(session.items))
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  one for all
         workers: list[_Worker] = []

@@ -74,8 +74,11 @@ def test_a_device_that_is_named_shows_each_of_its_forms(ask):
 
 
 def test_an_architecture_that_the_daemon_does_not_serve_is_said(ask):
-    assert "Pagoda's daemon does not serve gemma2 yet; it serves llama" in ask("plan", "hf://google/gemma-2-9b", "--device", "l4")[1]
-    assert "does not serve" not in ask("plan", "hf://Qwen/Qwen3-0.6B", "--device", "l4")[1]
+    assert (
+        "No daemon serves this model: model_type 'gemma2' is not served; it must be llama or "
+        in ask("plan", "hf://google/gemma-2-9b", "--device", "l4")[1]
+    )
+    assert "No daemon" not in ask("plan", "hf://Qwen/Qwen3-0.6B", "--device", "l4")[1]
 
 
 def test_plan_takes_a_file_too_and_brings_a_devices_slices_along(ask, llama8b):

@@ -25,6 +25,7 @@ STATUS = {
         },
         {"type": "Reconciling", "status": "True", "reason": "WaitingForCapacity", "message": "gpu[0] is full", "lastTransitionTime": WHEN},
         {"type": "Stalled", "status": "False", "reason": "NotStalled", "message": "", "lastTransitionTime": WHEN},
+        {"type": "Serving", "status": "False", "reason": "NoReplica", "message": "", "lastTransitionTime": WHEN},
     ],
     "placement": {
         "chosen": "mig[1]",
@@ -108,6 +109,7 @@ def test_it_prints_all_that_the_operator_said(ask, cluster):
         "    1 of 2 replicas ready",
         f"  Reconciling is True since {WHEN}: WaitingForCapacity",
         "    gpu[0] is full",
+        f"  Serving is False since {WHEN}: NoReplica",
         "placement",
         "  chosen: mig[1] (mig-3g.40gb, 39.5 GiB)",
         f"  waiting for mig[1] since {WHEN}: mig-3g.40gb: all 2 devices are in use",

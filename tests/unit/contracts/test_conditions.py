@@ -44,7 +44,14 @@ def test_a_mistyped_reason_has_close_ones():
 
 
 def test_events_warn_of_what_may_need_a_person_though_nothing_is_stalled():
-    assert {reason.name for reason in reasons() if warns(reason.name)} == {"CrashLooping", "ImagePull", "Container", "Forbidden"}
+    assert {reason.name for reason in reasons() if warns(reason.name)} == {
+        "Restarting",
+        "CrashLooping",
+        "ImagePull",
+        "Container",
+        "FailedMount",
+        "Forbidden",
+    }
     assert not warns("Unheard")
 
 

@@ -12,6 +12,7 @@ ONE = st.builds(
     uid=st.uuids().map(str),
     owner=st.just("ns/x"),
     owns=st.booleans(),
+    served=st.booleans(),
 )
 NAMES = st.lists(ONE, max_size=8, unique_by=lambda one: one.uid)
 
@@ -38,3 +39,10 @@ def test_the_owner_of_a_name_keeps_it_from_an_older_object_and_of_two_owners_the
     assert resolve([older, younger])["m"] == younger
     both = older._replace(owns=True)
     assert resolve([younger, both])["m"] == both
+
+
+def test_an_owner_that_has_served_goes_before_one_that_has_not_and_that_before_one_that_only_wants_the_name():
+    served = ServedName("m", NEW, "c", "ns/served", owns=True)
+    started, wants = (ServedName("m", OLD, uid, f"ns/{uid}", owns=uid == "b", served=False) for uid in ("b", "a"))
+    assert resolve([wants, started, served])["m"] == served
+    assert resolve([wants, started])["m"] == started

@@ -28,6 +28,29 @@ def test_an_unknown_field_is_answered_with_the_known_ones():
 
 
 @pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("spec.accelerators", {"cpu": {"cores": 1, "memory": "2Gi"}}, "must be a list: begin with `- cpu:`, got {'cpu':"),
+        ("spec.accelerators", "cpu", "must be a list: begin with `- …`, got 'cpu'"),
+        (
+            "spec.model.uri",
+            "acme/tiny",
+            "must begin with pvc://, hf://, s3://, gs:// or oci:// and name the files, such as pvc://claim/path",
+        ),
+        (
+            "spec.engine.kvCache.size",
+            "2GB",
+            "'2GB' is not a quantity: use a number with m, k, M, G, T, Ki, Mi, Gi or Ti, such as 250m or 4Gi",
+        ),
+        ("spec.slo.ttft", "1 s", "'1 s' is not a duration: use numbers with ms, s, m or h, such as 800ms, 30s or 1h30m"),
+    ],
+)
+def test_a_value_that_people_get_wrong_is_answered_with_what_is_accepted(path, value, says):
+    (problem,) = judge(Row("InferenceService", ((path, value),)).body("a"))
+    assert (problem.where, problem.message[: len(says)]) == (path, says)
+
+
+@pytest.mark.parametrize(
     ("field", "value"), [("apiVersion", "serving.pagoda.dev/v1"), ("kind", "Model"), ("metadata", None), ("metadata", {"name": 7})]
 )
 def test_what_is_no_object_of_ours_is_named(field, value):

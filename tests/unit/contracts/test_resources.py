@@ -184,6 +184,26 @@ def test_every_rule_of_a_model_reaches_the_schema():
     assert spec["replicas"]["default"] == 1
 
 
+def patterns(schema, path=""):
+    """Where a schema has a pattern and a rule beside it."""
+    if "pattern" in schema and (rules := schema.get("x-kubernetes-validations")):
+        yield path, schema["pattern"], rules[0]
+    for name, below in schema.get("properties", {}).items():
+        yield from patterns(below, f"{path}.{name}")
+    if "items" in schema:
+        yield from patterns(schema["items"], f"{path}[]")
+
+
+def test_an_address_a_duration_and_a_quantity_are_refused_in_words():
+    """The API server's own refusal of a pattern is the pattern."""
+    found = {path: (pattern, rule) for path, pattern, rule in patterns(structural(InferenceService))}
+    for path in (".spec.model.uri", ".spec.drain.timeout", ".spec.accelerators[].fallbackAfter", ".spec.scaling.predictive.horizon"):
+        pattern, rule = found[path]
+        assert rule["rule"] == f"self.matches(r'{pattern}')"
+        assert rule["message"].startswith("must be")
+    assert "2Gi, not 2GB" in found[".spec.accelerators[].cpu.memory"][1]["message"]
+
+
 def test_the_chart_ships_every_kind_and_every_schema_says_no_null():
     made = written()
     assert sorted(Path(path).stem for path in made if path.startswith("crds/")) == [

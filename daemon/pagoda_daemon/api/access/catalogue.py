@@ -13,16 +13,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 from pagoda_contracts.launch import AdaptersConfig
 from pagoda_contracts.metrics import LORA_INFO, Metric
 from pagoda_contracts.pb.daemon_pb2 import ADAPTER_PHASE_LOADED, ADAPTER_PHASE_ON_DISK, AdapterState
 
+from pagoda_daemon.api.access.versions import AdapterOnDisk, OnDisk, Version
 from pagoda_daemon.core.errors import (
     AdapterMissing,
     AdapterRejected,
@@ -40,42 +40,6 @@ log = structlog.get_logger()
 
 MAX_NAME: Final = 128
 _NAME: Final = re.compile(rf"[A-Za-z0-9._:/@=+-]{{1,{MAX_NAME}}}")
-
-
-@dataclass(eq=False)
-class Version:
-    """One content under a name; `users` are the requests that took it, `named` whether the name still stands for it, `taken` the number of
-    the last take. `source` is the digest of all files that the sidecar brought, empty without one."""
-
-    name: str
-    digest: str
-    created: int
-    users: int = 0
-    named: bool = True
-    source: str = ""
-    taken: int = 0
-
-    @property
-    def known_as(self) -> str:
-        """The digest that people and other components know it by."""
-        return self.source or self.digest
-
-
-class OnDisk(NamedTuple):
-    """Files of an adapter that the first request for it loads, and since when they are here. A pinned one is never evicted."""
-
-    path: Path
-    source: str
-    created: int
-    pinned: bool = False
-
-
-class AdapterOnDisk(Exception):
-    """A request asks for an adapter that is not loaded. No error: the request waits while `Catalogue.awake` loads it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
 
 
 class Catalogue:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pagoda_daemon.api.access.catalogue import Catalogue, Version
+from pagoda_daemon.api.access.catalogue import Catalogue
+from pagoda_daemon.api.access.versions import Version
 from pagoda_daemon.core.errors import ModelNotFound, shown
 
 

@@ -29,7 +29,7 @@ from pagoda_daemon.engine.start import Wires, start_engine, wires
 from pagoda_daemon.health.replica import Limits, Replica
 from pagoda_daemon.health.watchdog import EXIT_STUCK, Ends, Watchdog
 from pagoda_daemon.process.logs import SteadyLogger
-from pagoda_daemon.process.settings import Settings
+from pagoda_daemon.process.settings import Settings, leave_reason
 
 log = structlog.get_logger()
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -101,6 +101,7 @@ async def _serve(settings: Settings, process: subprocess.Popen[bytes], addresses
     def abrupt(why: str) -> None:
         sent = front.send_final_errors(EngineDied("this replica stands still and ends"))
         log.error("ended_abruptly", why=why, clients_answered=sent)
+        leave_reason(f"{EngineDied.__name__}: {why}")
         _tidy(settings, process)
         os._exit(EXIT_STUCK)
 

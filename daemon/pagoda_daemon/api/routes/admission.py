@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
-from pagoda_daemon.api.access.catalogue import AdapterOnDisk, Catalogue
+from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.access.pins import pinning
+from pagoda_daemon.api.access.versions import AdapterOnDisk
 from pagoda_daemon.api.openai import requests
 from pagoda_daemon.api.openai.errors import TOO_LARGE, TOO_SLOW
 from pagoda_daemon.api.routes.preparing import Preparing, in_time

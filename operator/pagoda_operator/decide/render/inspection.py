@@ -102,15 +102,19 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
             unknown=Undecided(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True)
         )
     failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
-    return Inspection(unknown=Undecided(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(pod)}"))
+    return Inspection(unknown=Undecided(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"))
 
 
-def _obstacle(live: Child | None) -> str:
+def _obstacle(observed: Observed, live: Child | None) -> str:
     """Without the kubelet's reason, because ErrImagePull and ImagePullBackOff alternate."""
-    pod = parse_pod(live.body) if live is not None else None
-    if pod is not None and "Image" in pod.waiting:
+    if live is None:
+        return ""
+    pod = parse_pod(live.body)
+    if "Image" in pod.waiting:
         return "; its image cannot be pulled"
-    return f"; {pod.name} has no node: {pod.unscheduled}" if pod is not None and pod.unscheduled else ""
+    if fault := observed.mount_faults.get(pod.uid, ""):
+        return f"; {pod.name}: {fault}"
+    return f"; {pod.name} has no node: {pod.unscheduled}" if pod.unscheduled else ""
 
 
 def _last_end(pod: Child) -> Json:

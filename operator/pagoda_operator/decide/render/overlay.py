@@ -5,10 +5,14 @@ Lists whose entries have an identity (containers, volumes, env, ...) merge by it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from pagoda_contracts.names import FIELD_MANAGER
 from pagoda_contracts.units import parse_quantity
+
+from pagoda_operator.inventory.values import Json
 
 # List field → what identifies its entries.
 _IDENTITY: Final = {
@@ -23,6 +27,9 @@ _IDENTITY: Final = {
 }
 # Fields whose values, or values below them, are quantities: the API server writes 0.5 as 500m and 1024Mi as 1Gi.
 _QUANTITIES: Final = frozenset({"requests", "limits", "sizeLimit"})
+
+# `kubectl rollout restart` writes it. It gives a pod nothing, and to remove it would restart the pods once more.
+_RESTARTED: Final = ("spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/restartedAt")
 
 # Names of environment variables, or how they begin.
 _POWERFUL: Final = ("LD_", "PYTHON", "PAGODA_", "NVIDIA_VISIBLE_DEVICES")
@@ -137,3 +144,69 @@ def _same_quantity(wanted: Any, result: Any) -> bool:
         return parse_quantity(str(wanted)) == parse_quantity(str(result))
     except ValueError:
         return False
+
+
+class Edit(NamedTuple):
+    """A part of an object that differs from what was rendered, and the field manager that set it; empty if that is unknown."""
+
+    path: tuple[str, ...]
+    manager: str
+
+
+def edits(wanted: Json, live: Json) -> tuple[Edit, ...]:
+    """What other field managers set in the spec, or added to it.
+
+    An addition is known by its manager alone: the API server's own defaults, and what an admission webhook adds, have none.
+    """
+    specs = wanted.get("spec"), live.get("spec")
+    found = (
+        Edit(path, str(entry.get("manager", "")))
+        for entry in by_others(live["metadata"])
+        for path in _edited(entry["fieldsV1"]["f:spec"], *specs, ("spec",))
+        if path != _RESTARTED
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def by_others(meta: Json) -> list[Json]:
+    """The entries of managedFields by which another field manager owns a part of the spec."""
+    entries: list[Json] = meta.get("managedFields") or []
+    return [entry for entry in entries if entry.get("manager") != FIELD_MANAGER and "f:spec" in (entry.get("fieldsV1") or {})]
+
+
+def disowned(meta: Json) -> list[Json]:
+    """The managedFields without other managers' parts of the spec. A value that is written again as it is would stay theirs, and would be
+    found again each time."""
+    theirs = by_others(meta)
+    rest = [(entry, {name: part for name, part in (entry.get("fieldsV1") or {}).items() if name != "f:spec"}) for entry in theirs]
+    return [entry for entry in meta["managedFields"] if entry not in theirs] + [{**entry, "fieldsV1": part} for entry, part in rest if part]
+
+
+def _edited(fields: Json, wanted: Any, live: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The paths among `fields`, which are in the form of managedFields, whose live values are not the wanted ones."""
+    for field, below in fields.items():
+        ours, theirs = _part(field, wanted), _part(field, live)
+        if field == "." or theirs is None:
+            continue
+        here = (*path, _step(field))
+        if below.keys() - {"."} and (ours is not None or field.startswith("f:")):
+            yield from _edited(below, ours, theirs, here)
+        elif ours is None or lost(ours, theirs, here, here[-1]) is not None or lost(theirs, ours, here, here[-1]) is not None:
+            yield here
+
+
+def _part(field: str, value: Any) -> Any:
+    """What a step of managedFields leads to: `f:` a field, `k:` the entry of a list with this identity; None if there is none."""
+    kind, _, name = field.partition(":")
+    if kind == "f":
+        return value.get(name) if isinstance(value, dict) else None
+    if kind != "k" or not isinstance(value, list):
+        return None
+    identity = json.loads(name).items()
+    # What was rendered may leave a part of its identity to the API server's default (a port's protocol).
+    return next((entry for entry in value if all(entry.get(part, found) == found for part, found in identity)), None)
+
+
+def _step(field: str) -> str:
+    kind, _, name = field.partition(":")
+    return f"[{'/'.join(map(str, json.loads(name).values()))}]" if kind == "k" else name

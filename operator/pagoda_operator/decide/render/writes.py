@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import PODS, Child, Resource
 from pagoda_operator.decide.render.children import Manifest
+from pagoda_operator.decide.render.overlay import Edit, disowned
+
+_REPLICAS: Final = ("spec", "replicas")
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,29 @@ class _OfLive:
 
 @dataclass(frozen=True)
 class Apply(_OfLive):
-    """Bring a live object to what was rendered."""
+    """Bring a live object to what was rendered. `edits`: what others changed in it."""
 
     resource: Resource
     manifest: Manifest
     live: Child
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def replacement(self) -> list[dict[str, Any]]:
+        """A JSON patch that replaces the whole spec; empty if server-side apply is enough.
+
+        Server-side apply leaves what other managers added, and is refused if that contradicts what is applied, such as a second source of a
+        volume.
+        """
+        if not any(edit.manager and edit.path != _REPLICAS for edit in self.edits):
+            return []
+        annotations = self.live.meta.get("annotations", {}) | self.manifest["metadata"]["annotations"]
+        return [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": self.live.meta["resourceVersion"]},
+            {"op": "replace", "path": "/metadata/managedFields", "value": disowned(self.live.meta)},
+            {"op": "add", "path": "/metadata/annotations", "value": annotations},
+            {"op": "replace", "path": "/spec", "value": self.manifest["spec"]},
+        ]
 
 
 @dataclass(frozen=True)

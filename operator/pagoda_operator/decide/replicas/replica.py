@@ -45,9 +45,9 @@ def clean(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:_MAX_MESSAGE]
 
 
-def stage(pod: Pod) -> Stage:
+def stage(observed: Observed, pod: Pod) -> Stage:
     """How far a replica that is not Ready is."""
-    if (failed := trouble(pod)) is not None:
+    if (failed := trouble(observed, pod)) is not None:
         return failed
     if pod.fetching.busy:
         return Stage(5, reasons.FETCHING_MODEL, fetch_message(pod.name, pod.fetching))
@@ -58,11 +58,13 @@ def stage(pod: Pod) -> Stage:
     return Stage(4, reasons.PULLING_IMAGE, f"{pod.name} pulls its image and mounts its volumes")
 
 
-def trouble(pod: Pod) -> Stage | None:
+def trouble(observed: Observed, pod: Pod) -> Stage | None:
     """What went wrong with a start, which may pass; None if nothing did."""
     if pod.exit_code is not None and not (pod.running and pod.restarts == 0):
         why = clean(pod.exit_message) or pod.exit_reason or "no reason given"
-        return Stage(0, reasons.CRASH_LOOPING, f"{pod.name} ended with exit code {pod.exit_code}: {why}")
+        # A restart begins at once, and the kubelet's delays after the second end.
+        reason = reasons.CRASH_LOOPING if pod.restarts + (not pod.running) > 1 else reasons.RESTARTING
+        return Stage(0, reason, f"{pod.name} ended with exit code {pod.exit_code}: {why}")
     if pod.unscheduled:
         return Stage(1, reasons.SCHEDULING, f"{pod.name}: {pod.unscheduled}")
     if pod.waiting in _IMAGE_REASONS:
@@ -70,6 +72,8 @@ def trouble(pod: Pod) -> Stage | None:
         return Stage(2, reasons.IMAGE_PULL, f"{pod.name}: {_BACK_OFF.sub('', pod.waiting_message) or pod.waiting}")
     if pod.waiting not in _SAID_OTHERWISE:
         return Stage(3, reasons.CONTAINER, f"{pod.name}: {pod.waiting}: {pod.waiting_message}")
+    if fault := observed.mount_faults.get(pod.uid, ""):
+        return Stage(3, reasons.FAILED_MOUNT, f"{pod.name}: {fault}")
     return None
 
 
@@ -112,8 +116,8 @@ def missing(observed: Observed, pod: Pod) -> Iterator[Missing]:
         since = observed.unschedulable.get(pod.uid, pod.unscheduled_since or pod.created)
         yield Missing(since + NOT_MADE_S, f"{pod.name} has no node: {pod.unscheduled}")
     if pod.unmounted_since is not None and pod.assigned:
-        why = f"{pod.name}: its volumes are not mounted or it has no network; its Events say what is missing"
-        yield Missing(pod.unmounted_since + NOT_MADE_S, why)
+        why = observed.mount_faults.get(pod.uid) or "its volumes are not mounted or it has no network; its Events say what is missing"
+        yield Missing(pod.unmounted_since + NOT_MADE_S, f"{pod.name}: {why}")
 
 
 # Whether it is unhealthy

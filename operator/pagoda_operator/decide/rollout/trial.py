@@ -66,7 +66,9 @@ def result(observed: Observed, wanted: Manifest | None) -> Trial:
     late = f"{pod.name} has not finished within a day" if observed.now - pod.created > _DAY_S else ""
     failed = (_broken(observed, pod) or late) if placed else ""
     waits = (pod.created + _PASSING_S - observed.now, *(lack.until - observed.now for lack in missing(observed, pod)))
-    return Trial(True, placed, failed=failed, progress=_progress(pod), again=min((wait for wait in waits if wait > 0), default=None))
+    return Trial(
+        True, placed, failed=failed, progress=_progress(observed, pod), again=min((wait for wait in waits if wait > 0), default=None)
+    )
 
 
 def _broken(observed: Observed, pod: Pod) -> str:
@@ -91,13 +93,13 @@ def _passed(pod: Pod, wanted: Manifest) -> bool:
     return pod.exit_code == 0
 
 
-def _progress(pod: Pod) -> str:
+def _progress(observed: Observed, pod: Pod) -> str:
     """Without anything that changes by itself: each change would be a write."""
     if pod.finished:
         return f"trial pod {pod.name} was evicted before it finished"
     if pod.fetching.exit_code:
         return fetch_message(pod.name, pod.fetching)
-    if (failed := trouble(pod)) is not None:
+    if (failed := trouble(observed, pod)) is not None:
         return failed.message
     quiet = "pulls its image and reads the model's config.json" if pod.assigned else "has no node yet"
     return f"{pod.name} {quiet}"

@@ -1,9 +1,9 @@
 """The status of a service by kstatus' rules: `status(observed, plan, url, now)`. Pure; `reconcile` writes it if it differs.
 
-Ready is True only while the current revision has its replicas. Reconciling says why it has not yet, Stalled what a person must do. Degraded
-says which replicas are unhealthy; a service that never had one has no Degraded, and kstatus does not read it. It stays until a gateway
-reports that the replica is well, since a new process does not know how long a verdict has lasted. Nothing in a status changes by itself:
-each change would be a write.
+Ready is True while the current revision is rolled out with enough replicas (`verdict`), Serving while any replica takes requests.
+Reconciling says what is under way, Stalled what a person must do. Degraded says which replicas are unhealthy; a service that never had one
+has no Degraded, and kstatus does not read it. It stays until a gateway reports that the replica is well, since a new process does not know
+how long a verdict has lasted. Nothing in a status changes by itself: each change would be a write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pagoda_contracts.conditions.health import DEVICE_FAULT, REPLACEMENT_DELAYED, WELL
-from pagoda_contracts.conditions.types import DEGRADED, READY
+from pagoda_contracts.conditions.service import NO_REPLICA, NOT_SERVED_YET, TAKES_REQUESTS
+from pagoda_contracts.conditions.types import DEGRADED, READY, SERVING
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
@@ -30,7 +31,7 @@ from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.decide.render.overlay import lost, written
 from pagoda_operator.decide.replicas.replica import clean
 from pagoda_operator.decide.scale.autoscale import limited
-from pagoda_operator.decide.status.verdict import Verdict, verdict
+from pagoda_operator.decide.status.verdict import Verdict, has_served, verdict
 from pagoda_operator.inventory.values import stamp
 
 _MAX_REASON: Final = 512
@@ -53,7 +54,7 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         adapter_names=observed.adapter_names or None,
         selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
-        ready_expected_at=expected(pods, observed.wanted, observed.starts),
+        ready_expected_at=expected(pods, observed.wanted, observed.starts, observed.now),
         scaling=_scaling(observed, now),
         placement=plan.placement.status if plan.placement else None,
         rollout=plan.rollout.record if plan.rollout else observed.status.rollout,
@@ -67,15 +68,28 @@ def _conditions(observed: Observed, found: Verdict, health: Health, now: str) ->
     conditions = Conditions.after(observed.status.conditions, observed.meta.generation, now)
     ready = _ready(found, conditions.known(READY))
     said, stalled = (found.reason.name, found.message), found.kind == "stalled"
-    three = conditions.three(ready, said, reconciling=found.kind in ("serving", "reconciling"), stalled=stalled)
-    return (*three, *_degraded(observed, health, conditions))
+    three = conditions.three(ready, said, reconciling=found.kind == "reconciling", stalled=stalled)
+    return (*three, _serving(observed, conditions), *_degraded(observed, health, conditions))
 
 
 def _ready(found: Verdict, known: Condition | None) -> State:
     """Unknown on the way to a generation's first readiness; False if it is lost or needs a person."""
-    if found.kind in ("settled", "serving"):
+    if found.ready:
         return "True"
     return "False" if found.kind == "stalled" or known is not None else "Unknown"
+
+
+def _serving(observed: Observed, conditions: Conditions) -> Condition:
+    """Whether any replica takes requests. Its message has no numbers: each change would be a write."""
+    if any(pod.serves for pod in observed.pods):
+        return conditions.one(SERVING, "True", TAKES_REQUESTS.name, "")
+    return conditions.one(SERVING, "False", (NO_REPLICA if has_served(observed) else NOT_SERVED_YET).name, "")
+
+
+def down(status: Mapping[str, Any]) -> bool:
+    """Whether a service has served before, and by its status neither serves nor sleeps."""
+    lines = {line["type"]: line for line in status["conditions"]}
+    return bool(lines[SERVING.name]["reason"] == NO_REPLICA.name and lines[READY.name]["status"] != "True")
 
 
 def _degraded(observed: Observed, health: Health, conditions: Conditions) -> tuple[Condition, ...]:
@@ -86,9 +100,12 @@ def _degraded(observed: Observed, health: Health, conditions: Conditions) -> tup
         return (conditions.one(DEGRADED, "True", reason.name, _message(health)[:_MAX_MESSAGE]),)
     if before is None:
         return ()
+    if before.status == "False":
+        return (conditions.one(DEGRADED, "False", WELL.name, before.message),)
     if _still(observed, before):
         return (conditions.one(DEGRADED, "True", before.reason, before.message),)
-    return (conditions.one(DEGRADED, "False", WELL.name, ""),)
+    last = f"The last fault was {before.reason}, from {before.last_transition_time} on: {before.message}"
+    return (conditions.one(DEGRADED, "False", WELL.name, last[:_MAX_MESSAGE]),)
 
 
 def _still(observed: Observed, last: Condition) -> bool:
@@ -147,11 +164,13 @@ def _revisions(pods: list[Pod], weights: Mapping[str, int]) -> tuple[RevisionSta
     )
 
 
-def expected(pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence[float]] = MappingProxyType({})) -> str | None:
+def expected(
+    pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence[float]] = MappingProxyType({}), now: float = 0.0
+) -> str | None:
     """When the last of the starting replicas should serve, by how long others on the same accelerator took, or else by `remembered` starts
-    in seconds. None if no replica is starting, or if nothing is known of such a start.
+    in seconds. None if no replica is starting, if nothing is known of such a start, or if the time has passed.
 
-    A countdown would be a write each second. The time does not move after it has passed: a start that takes longer should be seen.
+    A countdown would be a write each second.
     """
     under_way = [pod for pod in pods if not pod.ready and pod.exit_code is None and pod.created]
     if not under_way or sum(pod.ready for pod in pods) >= wanted:
@@ -159,7 +178,7 @@ def expected(pods: Sequence[Pod], wanted: int, remembered: Mapping[str, Sequence
     moments = [pod.created + took for pod in under_way if (took := _start_took(pods, pod, remembered)) is not None]
     if len(moments) < len(under_way):
         return None
-    return stamp(max(moments))
+    return stamp(max(moments)) if max(moments) > now else None
 
 
 def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequence[float]]) -> float | None:

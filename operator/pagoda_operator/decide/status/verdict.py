@@ -1,24 +1,28 @@
-"""The state of a service in one reason and one sentence, with the fields of its spec that are set and change nothing. Pure; called by
-`status`. A message has nothing that changes by itself (back-off times, restart counts): each change would be a write."""
+"""The state of a service in one reason and one sentence, whether it is Ready, and the fields of its spec that are set and change nothing.
+Pure; called by `status`. A message has nothing that changes by itself (back-off times, restart counts): each change would be a write."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
-from pagoda_contracts.conditions.types import Reason
-from pagoda_contracts.names import EXIT_PERMANENT
-from pagoda_contracts.resources.effect import idle_scaling, ignored_fields
+from pagoda_contracts.conditions.types import READY, SERVING, Reason
+from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
+from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.host import LEAST_CONTEXT
 
+from pagoda_operator.api.placement import Placement
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.replicas.replica import clean, stage
+from pagoda_operator.decide.render.fetch import claim
+from pagoda_operator.decide.replicas.replica import clean, stage, unhealthy
+from pagoda_operator.inventory.values import stamp, unix
 
-Kind = Literal["settled", "serving", "reconciling", "stalled"]
+Kind = Literal["settled", "reconciling", "stalled"]
 _WAITS: Final[Mapping[str, Reason]] = {
     "": reasons.WAITING_FOR_CAPACITY,
     "Expected": reasons.WAITING_FOR_NODES,
@@ -27,11 +31,13 @@ _WAITS: Final[Mapping[str, Reason]] = {
 
 
 class Verdict(NamedTuple):
-    """The state of a service, in one reason and one sentence."""
+    """The state of a service, in one reason and one sentence. `ready`: its current revision is rolled out and enough of its replicas are
+    ready, or it is asleep after it has served."""
 
     kind: Kind
     reason: Reason
     message: str
+    ready: bool = False
 
 
 def verdict(observed: Observed, plan: Plan) -> Verdict:
@@ -43,7 +49,8 @@ def verdict(observed: Observed, plan: Plan) -> Verdict:
 
 def _verdict(observed: Observed, plan: Plan) -> Verdict:
     if plan.undecided is not None:
-        return Verdict("reconciling", plan.undecided.reason, clean(plan.undecided.message) + _serving(observed, plan))
+        message = clean(plan.undecided.message) + _field_of(observed.spec, plan.undecided.message)
+        return Verdict("reconciling", plan.undecided.reason, message + _serving(observed, plan))
     if plan.problem is not None:
         return Verdict("stalled", plan.problem.reason, clean(plan.problem.message) + _serving(observed, plan))
     if (found := _rollout(observed, plan)) is not None:
@@ -52,12 +59,44 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     ready, wanted = sum(pod.serves for pod in pods), observed.wanted
     rejected = _given_back(plan) or next((why for pod in pods if not pod.ready and (why := _rejection(pod)) is not None), None)
     if rejected is not None and ready == 0:
-        return Verdict("stalled", reasons.MODEL_REJECTED, (clean(rejected) or "no reason given") + _serving(observed, plan))
-    if plan.current and observed.find(DEPLOYMENTS, plan.current.name) and ready >= wanted and not plan.denied:
-        return _arrived(plan, ready, wanted)
+        why = _with_address(observed.spec, clean(rejected)) or "no reason given"
+        return Verdict("stalled", reasons.MODEL_REJECTED, why + _serving(observed, plan))
+    made = plan.current is not None and observed.find(DEPLOYMENTS, plan.current.name) is not None
+    if made and ready >= wanted and not plan.denied:
+        return _arrived(observed, plan, ready)
     reason, message = _progress(observed, plan, pods)
     kind: Kind = "stalled" if reason is reasons.NO_NODES_CAME else "reconciling"
-    return Verdict(kind, reason, f"{ready} of {wanted} replicas ready: {clean(message)}" + _serving(observed, plan))
+    message = f"{ready} of {wanted} replicas ready: {clean(message)}{_field_of(observed.spec, message)}{_serving(observed, plan)}"
+    return Verdict(kind, reason, message, made and ready >= _least(observed, plan))
+
+
+def _field_of(spec: InferenceServiceSpec | None, message: str) -> str:
+    """For the end of a message: the field with the name of what the scheduler or the kubelet does not find."""
+    if spec is None or "not found" not in message:
+        return ""
+    own = {claim(spec.model.uri): "model.uri"} if spec.model.uri.startswith(CLAIM_SCHEME) else {}
+    cache = {spec.model.cache.pvc: "model.cache.pvc"} if spec.model.cache else {}
+    others = {name: f"adapters.claims[{index}]" for index, name in enumerate(spec.adapters.claims if spec.adapters else ())}
+    claims = {f'persistentvolumeclaim "{name}"': field for name, field in (others | cache | own).items()}
+    secrets = {f'secret "{one.secret_ref.name}"': f"credentials[{index}].secretRef.name" for index, one in enumerate(spec.credentials)}
+    return next((f" (spec.{field})" for what, field in (claims | secrets).items() if f"{what} not found" in message), "")
+
+
+def _least(observed: Observed, plan: Plan) -> int:
+    """How many replicas of the current revision must be ready: all while it replaces an older one, else those that scaling may not go
+    below. In mode Manual a person asked for the number."""
+    scaling = observed.spec.scaling if observed.spec else None
+    if plan.retiring or scaling is None or scaling.mode == "Manual":
+        return max(1, observed.wanted)
+    return max(1, min(observed.wanted, scaling.min)) if scaling.mode == "Auto" else 1
+
+
+def has_served(observed: Observed) -> bool:
+    """Whether a replica takes requests or ever did, by the last status. An operator before the condition Serving wrote only Ready."""
+    last = {one.type: one for one in observed.status.conditions}
+    serving, ready = last.get(SERVING.name), last.get(READY.name)
+    before = serving.reason != reasons.NOT_SERVED_YET.name if serving is not None else ready is not None and ready.status == "True"
+    return before or any(pod.serves for pod in observed.pods)
 
 
 def _limited(observed: Observed, plan: Plan, found: Verdict) -> Verdict:
@@ -84,7 +123,7 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
         return None
     share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
     waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
-    return Verdict("serving", reasons.CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+    return Verdict("reconciling", reasons.CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
 
 
 def _given_back(plan: Plan) -> str:
@@ -100,14 +139,39 @@ def _rejection(pod: Pod) -> str | None:
     return pod.fetching.exit_message if pod.fetching.permanent else None
 
 
-def _arrived(plan: Plan, ready: int, wanted: int) -> Verdict:
+def _with_address(spec: InferenceServiceSpec | None, text: str) -> str:
+    """The daemon's words, with the address that the spec gives instead of a path in the container."""
+    if spec is None:
+        return text
+    path, address = (FETCHED_LINK, spec.model.uri) if fetched(spec) else (MODEL_MOUNT, CLAIM_SCHEME + claim(spec.model.uri))
+    return re.sub(rf"(?<![\w/.]){path}(?![\w.-])", lambda _: address, text)
+
+
+def _arrived(observed: Observed, plan: Plan, ready: int) -> Verdict:
+    wanted, well = observed.wanted, observed.wanted > 0 or has_served(observed)
     message = f"{ready} of {wanted} replicas ready" if wanted else "scaled to zero"
     if plan.rollout is not None and plan.rollout.waits:
-        return Verdict("serving", reasons.ROLLING_OUT, f"{message}; {plan.rollout.waits}")
-    if going := plan.retiring or plan.leaving:
-        reason = reasons.ROLLING_OUT if plan.retiring else reasons.DRAINING
-        return Verdict("serving", reason, f"{message}; draining {', '.join(going)}")
-    return Verdict("settled", reasons.AVAILABLE if wanted else reasons.SCALED_TO_ZERO, message)
+        return Verdict("reconciling", reasons.ROLLING_OUT, f"{message}; {plan.rollout.waits}", well)
+    if plan.retiring:
+        return Verdict("reconciling", reasons.ROLLING_OUT, f"{message}; draining {', '.join(plan.retiring)}", well)
+    if plan.leaving:
+        reason, going = _leaving(observed, plan)
+        return Verdict("reconciling", reason, f"{message}; {going}", well)
+    message += "" if well else ", and no replica has ever served"
+    return Verdict("settled", reasons.AVAILABLE if wanted else reasons.SCALED_TO_ZERO, message, well)
+
+
+def _leaving(observed: Observed, plan: Plan) -> tuple[Reason, str]:
+    """The replicas that go. One that never served, or that answers no more, has nothing to drain."""
+    serving = {pod.name for pod in observed.pods if pod.ready or pod.drain_deadline_ms is not None}
+    bad = {one.pod.name for draining in (False, True) for one in unhealthy(observed, draining=draining)}
+    parts = {
+        "draining {}": [name for name in plan.leaving if name in serving - bad],
+        "removing {}: unhealthy": [name for name in plan.leaving if name in bad],
+        "removing {}: not needed before it served": [name for name in plan.leaving if name not in serving | bad],
+    }
+    said = "; ".join(what.format(", ".join(names)) for what, names in parts.items() if names)
+    return reasons.DRAINING if parts["draining {}"] else reasons.REMOVING, said
 
 
 def _serving(observed: Observed, plan: Plan) -> str:
@@ -129,11 +193,11 @@ def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, 
     """Why not yet: what blocks all replicas, else the least advanced one."""
     if plan.denied:
         return reasons.FORBIDDEN, plan.denied
-    return _blocked(plan, pods) or _of_replicas(observed, plan, pods)
+    return _blocked(observed, plan, pods) or _of_replicas(observed, plan, pods)
 
 
 def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
-    found = min((stage(pod) for pod in pods if not pod.ready), key=lambda one: one.rank, default=None)
+    found = min((stage(observed, pod) for pod in pods if not pod.ready), key=lambda one: one.rank, default=None)
     if found and len(pods) >= observed.wanted:
         return found.reason, found.message
     deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
@@ -143,20 +207,30 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reaso
     if not found and plan.rollout is not None and plan.rollout.waits:
         return reasons.ROLLING_OUT, plan.rollout.waits
     if not found and plan.leaving:
-        return reasons.ROLLING_OUT if plan.retiring else reasons.DRAINING, f"draining {', '.join(plan.leaving)}"
+        reason, going = _leaving(observed, plan)
+        return reasons.ROLLING_OUT if plan.retiring else reason, going
     return (found.reason, found.message) if found else (reasons.CREATING_PODS, "pods are being created")
 
 
-def _blocked(plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
+def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
     """Another object must be deleted first, a trial must pass, or all devices are in use; a pod with a node has its own."""
     if plan.waiting:
         return reasons.WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
         return reasons.ROLLING_OUT, plan.rollout.waits
     awaited = plan.placement.status.waiting if plan.placement else None
-    if awaited is None or any(pod.scheduled for pod in pods):
+    if plan.placement is None or awaited is None or any(pod.scheduled for pod in pods):
         return None
-    return _WAITS[plan.placement.nodes if plan.placement else ""], f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
+    said = f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
+    return _WAITS[plan.placement.nodes], said + _deadline(observed, plan.placement, awaited.since)
+
+
+def _deadline(observed: Observed, placement: Placement, since: str) -> str:
+    """What happens if the devices do not come, and when."""
+    if placement.again_at is None:
+        return "" if placement.nodes == "Missing" else "; this wait has no deadline"
+    stalls = placement.nodes == "Expected" and placement.again_at == (unix(since) or 0.0) + observed.node_deadline
+    return f"; at {stamp(placement.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
 
 
 def _below_ceiling(plan: Plan, spec: InferenceServiceSpec) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from pagoda_contracts.launch import AdaptersConfig
-from pagoda_daemon.api.access.catalogue import Catalogue, Version
+from pagoda_daemon.api.access.catalogue import Catalogue
+from pagoda_daemon.api.access.versions import Version
 from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.core.errors import AdapterRejected, RequestFailed
 from pagoda_daemon.core.messages import AdapterLoaded, LoadAdapter, ReleaseAdapter

@@ -54,6 +54,8 @@ def test_a_service_of_a_newer_version_is_read_as_far_as_it_is_known():
     assert msgspec.convert(document, ServiceObject).parsed() == Service("ns/s", "u", "t", ("s",))
     document["spec"]["model"]["servedNames"] = ["a", "b"]
     assert msgspec.convert(document, ServiceObject).parsed().served_names == ("a", "b")
+    document["status"] = {"conditions": [{"type": "Serving", "status": "False", "reason": "NotServedYet"}]}
+    assert not msgspec.convert(document, ServiceObject).parsed().served
 
 
 def test_a_services_adapters_are_names_of_it_and_have_their_parent():

@@ -179,7 +179,7 @@ def test_an_object_of_another_owner_is_never_taken_over():
     foreign = {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {"ports": []}}
     harness.api.put(CORE_SERVICES, foreign)
     harness.settle()
-    assert harness.reason() == "NameConflict"
+    assert harness.reason() == "ObjectExists"
     assert harness.api.of(CORE_SERVICES)[0]["spec"] == {"ports": []}
     assert ("create", "Service", "tiny") not in harness.api.journal
 

@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagoda_contracts.names import LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import CHILD_RESOURCES, CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, SERVICES
+from pagoda_operator.decide.render.overlay import merge
+from support.clients.hand_edits import EDITS
 from support.harness.harness import Harness
 from support.kube.fake_api import Crash, crashed, is_ready, running, waiting
 from support.suite.profiles import examples
@@ -78,14 +80,17 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def vandalise(self, data: st.DataObject) -> None:
-        """Somebody deletes a child that the operator can tell has gone, or scales a Deployment."""
+        """Somebody deletes a child that the operator can tell has gone, or scales a Deployment and adds to its pods."""
         live = [body for resource in CHILD_RESOURCES for body in self.harness.api.of(resource)]
         if not live:
             return
         victim = data.draw(st.sampled_from(live))
         meta = victim["metadata"]
         if victim["kind"] == "Deployment":
-            self.harness.api.edit(DEPLOYMENTS, "ns", meta["name"], lambda body: body["spec"].update(replicas=1))
+            patch, _ = EDITS[data.draw(st.sampled_from(list(EDITS)))]
+            template = victim["spec"]["template"] | {"spec": merge(victim["spec"]["template"]["spec"], patch)}
+            change = {"replicas": 1, "template": template}
+            self.harness.api.edit(DEPLOYMENTS, "ns", meta["name"], lambda body: body["spec"].update(change), "vandal")
         elif victim["kind"] != "ConfigMap":  # without both that and its ControllerRevision a revision is lost, and Stalled says so
             del self.harness.api.objects[(victim["kind"], "ns", meta["name"])]
 
@@ -129,6 +134,9 @@ class Rollouts(RuleBasedStateMachine):
         self.harness.restart()
         for _ in range(4):
             self.harness.make_ready()
+        pods = [body["spec"]["template"]["spec"] for body in self.harness.api.of(DEPLOYMENTS)]
+        assert [[one["name"] for one in pod["containers"]] for pod in pods] == [["daemon"]] * len(pods)
+        assert not any({"hostNetwork", "serviceAccountName"} & pod.keys() for pod in pods)
         drafted = self.harness.plan()
         assert drafted.writes == ()
         assert (

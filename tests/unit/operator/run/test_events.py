@@ -11,6 +11,7 @@ from pagoda_operator.run import events
 from pagoda_operator.run.events import PER_MINUTE, EventText, Recorder
 from pagoda_operator.watch.observe import observe
 from support.harness.harness import KEY, Harness, now
+from support.harness.unhealthy import UnhealthyHarness
 from support.kube.fake_api import crashed
 
 
@@ -58,6 +59,58 @@ def test_no_event_at_rest_or_after_a_restart(harness):
     harness.restart()
     harness.settle()
     assert harness.api.reported == reported
+
+
+def test_each_step_of_a_replacement_is_told_with_its_cause():
+    harness = UnhealthyHarness(1)
+    harness.pass_time(100)  # past the limit of a minute
+    harness.break_device(harness.pods[0])
+    harness.settle()
+    harness.pass_time(100)
+    harness.make_ready()
+    told = [(event["type"], event["reason"], event["note"]) for event in harness.api.of(EVENTS)]
+    fault = next(note for kind, reason, note in told if (kind, reason) == ("Warning", "DeviceFault"))
+    assert "the device is faulty: Xid 79. A successor is starting." in fault
+    well = next(note for kind, reason, note in told if (kind, reason) == ("Normal", "Well"))
+    assert "The last fault was DeviceFault, from 2026-01-01T00:01:40Z on" in well
+    assert "Xid 79" in well
+    assert harness.reported() == ("False", "Well", well)
+    harness.restart()
+    harness.settle()
+    assert harness.reported() == ("False", "Well", well)
+
+
+def test_an_eviction_is_told_once_with_its_cause(harness):
+    harness.settle()
+    harness.make_ready()
+    (pod,) = harness.api.of(PODS)
+    why = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    pod["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True"} | why)
+    pod["spec"]["nodeName"] = "n1"
+    for _ in range(3):
+        harness.run()
+    (event,) = [event for event in harness.api.of(EVENTS) if event["reason"] == "ReplicaEvicted"]
+    assert event["note"] == f"Replica {pod['metadata']['name']} leaves node n1: EvictionByEvictionAPI: Eviction API: evicting"
+    assert "series" not in event
+    harness.later += timedelta(hours=1)
+    harness.restart()
+    harness.run()
+    assert reasons(harness).count("ReplicaEvicted") == 1
+
+
+def test_a_takeover_is_told_about_the_lease(harness):
+    recorder = Recorder(harness.api, "operator-1")
+    recorder.record_leader("pagoda-system", 7, "operator-0 did not renew the Lease", now())
+    asyncio.run(recorder.write_pending())
+    (event,) = [event for event in harness.api.of(EVENTS) if event["reason"] == "LeaderElected"]
+    assert event["note"] == "operator-1 leads with epoch 7: operator-0 did not renew the Lease"
+    assert (event["regarding"]["kind"], event["metadata"]["namespace"], event["type"]) == ("Lease", "pagoda-system", "Normal")
+
+
+def test_every_event_is_a_line_in_the_log(harness, report, capsys):
+    report("CrashLooping", message="tiny-1 ended with exit code 1: EngineDied")
+    line = next(line for line in capsys.readouterr().out.splitlines() if "reported" in line)
+    assert all(part in line for part in ("CrashLooping", "EngineDied", "tiny"))
 
 
 def test_problems_are_warnings(harness):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_operator.serve.election import Create, Quit, Record, Renew, Take, Terms, View, Wait, decide, leads, seen, won
+from pagoda_operator.serve.election import Create, Quit, Record, Renew, Take, Terms, View, Wait, cause, decide, leads, seen, won
 from support.suite.profiles import examples
 
 TERMS = Terms()
@@ -185,3 +185,17 @@ def test_when_all_contenders_run_again_one_leads(clocks, moves):
             for _ in range(3):
                 harness.move(contender, False)
     assert len(harness.leaders()) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (Create(1), "there was no Lease"),
+        (Create(4), "the Lease was deleted"),
+        (Take(record(""), 4), "the leader before it gave the Lease back"),
+        (Take(record("me"), 4), "an earlier process of this name had the Lease"),
+        (Take(record("other"), 4), "other did not renew the Lease"),
+    ],
+)
+def test_a_leader_says_why_it_leads(step, why):
+    assert cause(step, "me") == why

@@ -57,8 +57,8 @@ class Harness:
 
     async def reported(self):
         """All samples, without the times at which a series began."""
-        events = SimpleNamespace(waiting=lambda: 5)
-        sampling = asyncio.create_task(self.core.metrics.sample(process.gauges(self.core, events), self.core.liveness.ages))
+        gauges = process.gauges(self.core, SimpleNamespace(waiting=lambda: 5), SimpleNamespace(down=lambda: 3))
+        sampling = asyncio.create_task(self.core.metrics.sample(gauges, self.core.liveness.ages))
         await asyncio.sleep(0)
         sampling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -99,6 +99,7 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         "pagoda_operator_queue 3.0",
         "pagoda_operator_queue_age_seconds 4.5",
         "pagoda_operator_events_waiting 5.0",
+        "pagoda_operator_services_down 3.0",
         "pagoda_operator_leader 1.0",
         "pagoda_operator_epoch 7.0",
     }

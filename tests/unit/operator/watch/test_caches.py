@@ -27,6 +27,16 @@ def test_a_cached_child_is_as_it_came_with_its_newest_version():
     assert "managedFields" not in body["metadata"]
 
 
+def test_a_child_keeps_its_managed_fields_while_another_manager_owns_a_part_of_its_spec():
+    caches, entry = Caches(), {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:paused": {}}}}
+    body = labelled("d", "5", spec={"paused": True})
+    body["metadata"]["managedFields"] = [{"manager": "pagoda-operator", "fieldsV1": {"f:spec": {}}}, entry]
+    caches.event(DEPLOYMENTS, body, gone=False)
+    assert of(caches, DEPLOYMENTS)[0]["metadata"]["managedFields"][1] == entry
+    caches.event(DEPLOYMENTS, labelled("d", "6", spec={"paused": True}), gone=False)
+    assert "managedFields" not in of(caches, DEPLOYMENTS)[0]["metadata"]
+
+
 def test_a_child_follows_its_service_label():
     caches = Caches()
     caches.event(CONFIG_MAPS, labelled("c", "5"), gone=False)

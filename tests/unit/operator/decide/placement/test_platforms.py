@@ -134,6 +134,7 @@ def test_nodes_that_do_not_come_need_a_person_and_are_still_taken_when_they_do()
     made.later += timedelta(minutes=19)
     made.settle()
     assert made.reason() == "WaitingForNodes"
+    assert made.conditions()["Ready"]["message"].endswith("; at 2026-01-01T00:20:00Z the service becomes Stalled")
     made.later += timedelta(minutes=1)
     made.settle()
     assert (made.reason(), len(made.api.of(PODS)), made.conditions()["Stalled"]["status"]) == ("NoNodesCame", 1, "True")
@@ -144,6 +145,7 @@ def test_nodes_that_do_not_come_need_a_person_and_are_still_taken_when_they_do()
 def test_the_wait_for_nodes_ends_at_fallback_after():
     made = first_service("platforms/gke-zero", gpu("L4", fallbackAfter="5m"), CPU)
     assert made.reason() == "WaitingForNodes"
+    assert made.conditions()["Ready"]["message"].endswith("; at 2026-01-01T00:05:00Z the next entry is chosen")
     made.later += timedelta(minutes=5)
     made.settle()
     assert placement(made)["chosen"] == "cpu[1]"

@@ -217,7 +217,7 @@ def test_policy_of_another_owner_is_not_taken_over():
     api.put(NETWORK_POLICIES, {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {"podSelector": {}}})
     run(api, OURS)
     assert api.of(NETWORK_POLICIES)[0]["spec"] == {"podSelector": {}}
-    assert api.of(SERVICES)[0]["status"]["conditions"][2]["reason"] == "NameConflict"
+    assert api.of(SERVICES)[0]["status"]["conditions"][2]["reason"] == "ObjectExists"
 
 
 def test_revision_that_fetches_keeps_its_egress_until_it_is_gone():

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, written
+from pagoda_operator.decide.render.overlay import Edit, by_others, covers, disowned, edits, leaves, lost, merge, written
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
@@ -99,3 +99,69 @@ def test_what_the_server_rewrites_is_no_drift(wanted, live):
 )
 def test_drift_is_named_by_its_path(wanted, live, path):
     assert written(lost(wanted, live)) == path
+
+
+PORT = 'k:{"containerPort":8000,"protocol":"TCP"}'
+MOUNT = 'k:{"mountPath":"/m"}'
+
+
+def live(fields, spec, manager="vandal"):
+    ours = {"manager": "pagoda-operator", "fieldsV1": {"f:metadata": {"f:labels": {}}, "f:spec": {"f:replicas": {}}}}
+    status = {"manager": "kube-controller-manager", "subresource": "status", "fieldsV1": {"f:status": {"f:replicas": {}}}}
+    theirs = {"manager": manager, "fieldsV1": {"f:metadata": {"f:annotations": {"f:note": {}}}, "f:spec": fields}}
+    return {"metadata": {"managedFields": [ours, status, theirs]}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "spec", "paths"),
+    [
+        ({"f:hostNetwork": {}}, {}, {"hostNetwork": True}, ["spec.hostNetwork"]),
+        ({"f:replicas": {}}, {"replicas": 1}, {"replicas": 5}, ["spec.replicas"]),
+        ({"f:replicas": {}}, {"replicas": 5}, {"replicas": 5}, []),
+        ({"f:paused": {}}, {}, {}, []),  # removed since
+        (
+            {"f:containers": {'k:{"name":"spy"}': {".": {}, "f:image": {}, "f:name": {}}}},
+            {"containers": [{"name": "daemon"}]},
+            {"containers": [{"name": "daemon"}, {"name": "spy", "image": "i"}]},
+            ["spec.containers[spy]"],
+        ),
+        (
+            {"f:ports": {PORT: {".": {}, "f:containerPort": {}, "f:hostPort": {}, "f:protocol": {}}}},
+            {"ports": [{"containerPort": 8000}]},
+            {"ports": [{"containerPort": 8000, "protocol": "TCP", "hostPort": 8000}]},
+            ["spec.ports[8000/TCP].hostPort", "spec.ports[8000/TCP].protocol"],
+        ),
+        ({"f:volumeMounts": {MOUNT: {"f:name": {}}}}, {"volumeMounts": [{"mountPath": "/m", "name": "a"}]}, None, []),
+        (
+            {"f:securityContext": {".": {}, "f:privileged": {}}},
+            {},
+            {"securityContext": {"privileged": True}},
+            ["spec.securityContext.privileged"],
+        ),
+        ({"f:nodeSelector": {}}, {"nodeSelector": {"a": "1"}}, {"nodeSelector": {"a": "1", "b": "2"}}, ["spec.nodeSelector"]),
+        ({"f:limits": {"f:cpu": {}}}, {"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "500m"}}, []),
+        (
+            {"f:template": {"f:metadata": {"f:annotations": {".": {}, "f:kubectl.kubernetes.io/restartedAt": {}}}}},
+            {"template": {"metadata": {}}},
+            {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}},
+            [],
+        ),
+    ],
+)
+def test_what_another_manager_set_otherwise_is_named(fields, wanted, spec, paths):
+    spec = wanted if spec is None else spec
+    found = edits({"spec": wanted}, live(fields, spec))
+    assert [written(edit.path) for edit in found] == paths
+    assert {edit.manager for edit in found} <= {"vandal"}
+
+
+def test_only_the_spec_of_other_managers_counts_and_only_that_is_disowned():
+    meta = live({"f:paused": {}}, {})["metadata"]
+    assert [entry["manager"] for entry in by_others(meta)] == ["vandal"]
+    ours, status, theirs = meta["managedFields"]
+    assert disowned(meta) == [ours, status, theirs | {"fieldsV1": {"f:metadata": {"f:annotations": {"f:note": {}}}}}]
+    bare = {"managedFields": [ours, {"manager": "kubectl", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]}
+    assert disowned(bare) == [ours]
+    assert by_others({}) == by_others({"managedFields": [{}]}) == []
+    assert edits({"spec": {}}, live({"f:paused": {}}, {"paused": True}, "pagoda-operator")) == ()
+    assert edits({"spec": {}}, live({"f:paused": {}}, {"paused": True})) == (Edit(("spec", "paused"), "vandal"),)

@@ -21,6 +21,11 @@ def test_the_last_one_under_way_counts_with_what_its_like_took():
     assert expected([*ready, pod("d", 3600.0), pod("e", 3000.0)], 5) == "1970-01-01T01:00:50Z"
 
 
+def test_a_time_that_has_passed_is_not_told():
+    pods = [pod("a", 1000.0, 60), pod("b", 2000.0)]
+    assert [expected(pods, 2, now=now) for now in (2059.0, 2060.0)] == ["1970-01-01T00:34:20Z", None]
+
+
 def test_starts_that_needed_a_second_try_teach_nothing():
     assert expected([pod("a", 1000.0, 500, restarts=1), pod("b", 2000.0)], 2) is None
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.table import reasons
-from pagoda_contracts.conditions.types import DEGRADED, SERVICE
+from pagoda_contracts.conditions.types import DEGRADED, SERVICE, SERVING
 from pagoda_contracts.resources.service import InferenceServiceStatus
 from pagoda_operator.api.state import PODS, SERVICES
 from support.harness.harness import Harness
@@ -29,8 +29,14 @@ def test_every_state_is_read_as_what_it_is(name):
 def test_every_reason_is_shown_by_a_state_and_stands_under_the_condition_that_a_person_reads():
     spoken = {(loudest(state.body()), state.reason) for state in STATES.values()}
     quiet = {(reason.condition.name, reason.name) for reason in (SETTLED, NOT_STALLED)}
-    ours = {(reason.condition.name, reason.name) for reason in reasons() if reason.kind == SERVICE and reason.condition != DEGRADED}
+    apart = (SERVING, DEGRADED)
+    ours = {(reason.condition.name, reason.name) for reason in reasons() if reason.kind == SERVICE and reason.condition not in apart}
     assert ours - quiet == spoken
+
+
+def test_every_reason_of_serving_is_shown_by_a_state():
+    shown = {line["reason"] for state in STATES.values() for line in state.body()["status"]["conditions"] if line["type"] == SERVING.name}
+    assert shown == {reason.name for reason in reasons() if reason.condition == SERVING}
 
 
 def loudest(body):

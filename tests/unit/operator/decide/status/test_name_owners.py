@@ -52,6 +52,38 @@ def test_services_that_may_gain_or_lose_a_name_are_queued(owners, woken):
     assert owners.taken(Key("ns", "young")) == ()
 
 
+NEVER = {"conditions": [{"type": "Serving", "status": "False", "reason": "NotServedYet"}]}
+ASLEEP = {"conditions": [{"type": "Serving", "status": "False", "reason": "NoReplica"}]}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "conditions", "taken"),
+    [("ns", NEVER, True), ("other", NEVER, False), ("other", ASLEEP, True), ("other", {}, True)],
+)
+def test_a_service_that_never_served_keeps_no_name_from_another_namespace(owners, namespace, conditions, taken):
+    first = body("first", "a", namespace=namespace)
+    first["status"] = conditions | {"servedNames": ["a"]}
+    owners.put(first)
+    second = body("second", "a", created=NEW)
+    second["status"] = NEVER
+    owners.put(second)
+    assert owners.taken(Key("ns", "second")) == ((Taken("a", Key(namespace, "first")),) if taken else ())
+    assert owners.taken(Key(namespace, "first")) == ()
+
+
+def test_the_first_that_serves_has_the_name_and_the_other_one_is_told(owners, woken):
+    older, younger = body("older", "a", namespace="other"), body("younger", "a", created=NEW)
+    for one in (older, younger):
+        one["status"] = NEVER | {"servedNames": ["a"]}
+        owners.put(one)
+    assert (owners.taken(Key("ns", "younger")), owners.owner("a")) == ((), Key("other", "older"))
+    del woken[:]
+    younger["status"] = {"conditions": [{"type": "Serving", "status": "True", "reason": "TakesRequests"}], "servedNames": ["a"]}
+    owners.put(younger)
+    assert owners.taken(Key("other", "older")) == (Taken("a", Key("ns", "younger")),)
+    assert woken == [Key("other", "older")]
+
+
 def test_unclaimed_names_are_forgotten(owners):
     owners.put(body("old", "a"))
     owners.put(body("young", "a", created=NEW))

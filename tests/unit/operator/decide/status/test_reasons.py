@@ -8,11 +8,11 @@ import pagoda_operator
 import pytest
 from pagoda_contracts.conditions import adapter, health, quota, service
 from pagoda_contracts.conditions.table import reasons
-from pagoda_contracts.conditions.types import DEGRADED, RECONCILING, STALLED, Reason
+from pagoda_contracts.conditions.types import DEGRADED, RECONCILING, SERVING, STALLED, Reason
 
 OPERATOR = Path(pagoda_operator.__file__).parent
 # Ready is also Kubernetes' own word, of pods and nodes.
-WORDS = {reason.name for reason in reasons()} | {kind.name for kind in (RECONCILING, STALLED, DEGRADED)}
+WORDS = {reason.name for reason in reasons()} | {kind.name for kind in (RECONCILING, STALLED, SERVING, DEGRADED)}
 # `status.rollout.phase` has words of its own, one of which is a reason too.
 PHASE = "phase"
 

@@ -1,13 +1,16 @@
 """What the status says, by kstatus' rules."""
 
 import copy
+from datetime import timedelta
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_operator.api.errors import Denied
+from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
 from support.harness.harness import Harness
+from support.harness.status_states import NO_SECRET, STATES, no_secret
 from support.judges.kstatus import kstatus
-from support.kube.fake_api import crashed, running, scheduled, waiting
+from support.kube.fake_api import crashed, mount_failure, restarted, running, scheduled, unmounted, waiting
 
 UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found'}]}
 
@@ -29,14 +32,17 @@ def states(harness):
     ("statuses", "reason", "says", "verdict"),
     [
         ([{}], "Scheduling", "has no node yet", "InProgress"),
-        ([UNSCHEDULABLE], "Scheduling", 'persistentvolumeclaim "models" not found', "InProgress"),
+        ([UNSCHEDULABLE], "Scheduling", 'persistentvolumeclaim "models" not found (spec.model.uri)', "InProgress"),
         ([waiting("ContainerCreating")], "PullingImage", "pulls its image", "InProgress"),
         ([waiting("ErrImagePull", "no such image")], "ImagePull", "no such image", "InProgress"),
         ([waiting("CreateContainerConfigError", "no key")], "Container", "CreateContainerConfigError: no key", "InProgress"),
         ([running()], "LoadingModel", "loads the model", "InProgress"),
+        ([restarted(code=1, message="boom")], "Restarting", "exit code 1: boom", "InProgress"),
         ([crashed(code=1, message="boom")], "CrashLooping", "exit code 1: boom", "InProgress"),
         ([crashed(code=137, message="", reason="OOMKilled")], "CrashLooping", "exit code 137: OOMKilled", "InProgress"),
         ([crashed(message="bad\n tensor\x1b[31m ")], "ModelRejected", "bad tensor [31m", "Failed"),
+        ([crashed(message="/models/tiny/config.json: no")], "ModelRejected", "pvc://models/tiny/config.json: no", "Failed"),
+        ([crashed(message="/a/models/b, /models2/c")], "ModelRejected", "/a/models/b, /models2/c", "Failed"),
         ([running(ready=True), running()], "LoadingModel", "1 of 2 replicas ready", "InProgress"),
         ([running(ready=True), crashed()], "CrashLooping", "exit code 78", "InProgress"),
         ([crashed(code=1), UNSCHEDULABLE], "CrashLooping", "exit code 1", "InProgress"),
@@ -54,7 +60,7 @@ def test_a_status_is_written_before_the_first_child():
     harness = Harness()
     harness.run()
     assert harness.api.journal == [("status", "InferenceService", "tiny")]
-    assert states(harness) == {"Ready": "Unknown", "Reconciling": "True", "Stalled": "False"}
+    assert states(harness) == {"Ready": "Unknown", "Reconciling": "True", "Stalled": "False", "Serving": "False"}
     assert kstatus(harness.api.of(SERVICES)[0]) == "InProgress"
 
 
@@ -65,7 +71,7 @@ def test_ready_is_unknown_on_the_way_and_false_once_lost():
     assert states(harness)["Ready"] == "True"
     harness.api.of(PODS)[0]["status"] = running()
     harness.settle()
-    assert states(harness) == {"Ready": "False", "Reconciling": "True", "Stalled": "False"}
+    assert states(harness) == {"Ready": "False", "Reconciling": "True", "Stalled": "False", "Serving": "False"}
 
 
 def test_a_transition_time_moves_only_when_its_status_flips():
@@ -77,11 +83,11 @@ def test_a_transition_time_moves_only_when_its_status_flips():
         harness.api.of(PODS)[0]["status"] = running(**state)
         harness.settle()
         after = harness.conditions()
-        assert {kind for kind in after if after[kind]["reason"] != before[kind]["reason"]} == {"Ready", "Reconciling"}
+        assert {kind for kind in after if after[kind]["reason"] != before[kind]["reason"]} - {"Serving"} == {"Ready", "Reconciling"}
         return {kind for kind in after if after[kind]["lastTransitionTime"] != before[kind]["lastTransitionTime"]}
 
     assert moved() == set(), "another reason for the same status"
-    assert moved(ready=True) == {"Ready", "Reconciling"}
+    assert moved(ready=True) == {"Ready", "Reconciling", "Serving"}
 
 
 def test_a_pull_that_fails_in_turns_is_one_message():
@@ -131,3 +137,136 @@ def test_a_replica_that_is_drained_is_no_ready_one_of_its_revision_either():
     harness.run()
     status = harness.api.of(SERVICES)[0]["status"]
     assert (status["readyReplicas"], [revision["readyReplicas"] for revision in status["revisions"]]) == (1, [1])
+
+
+def crowd(mode, ready, least=1):
+    """A service of three replicas that somebody else than a person asked for, of which so many are ready."""
+    scaling = {"mode": mode} | ({"min": least, "max": 4} if mode == "Auto" else {})
+    return harness_with(*[running(ready=number < ready) for number in range(3)], scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("mode", "least", "ready", "state"),
+    [
+        ("Manual", 1, 2, "Unknown"),
+        ("Manual", 1, 3, "True"),
+        ("External", 1, 0, "Unknown"),
+        ("External", 1, 1, "True"),
+        ("Auto", 0, 0, "Unknown"),
+        ("Auto", 0, 1, "True"),
+        ("Auto", 2, 1, "Unknown"),
+        ("Auto", 2, 2, "True"),
+        ("Auto", 4, 3, "True"),
+    ],
+)
+def test_ready_needs_the_replicas_that_scaling_may_not_go_below_and_in_manual_mode_all(mode, least, ready, state):
+    found = states(crowd(mode, ready, least))
+    assert (found["Ready"], found["Serving"]) == (state, "True" if ready else "False")
+    assert (found["Reconciling"] == "True") == (ready < 3)
+
+
+def test_a_new_revision_is_ready_with_all_replicas_and_an_old_one_serves_until_then():
+    harness = crowd("Auto", 3)
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(engine={"maxModelLen": 128})
+    for _ in range(5):
+        harness.settle()
+        assert (states(harness)["Ready"], states(harness)["Serving"]) == ("Unknown", "True")
+        new = [pod for pod in harness.api.of(PODS) if pod["metadata"]["ownerReferences"][0]["name"] != old]
+        harness.api.report(new[0], running(ready=True))
+    harness.make_ready()
+    harness.settle()
+    assert (states(harness)["Ready"], states(harness)["Serving"]) == ("True", "True")
+
+
+def test_a_service_that_lost_its_last_replica_serves_no_more_and_one_that_sleeps_stays_ready():
+    harness = harness_with(running(ready=True))
+    harness.api.report(harness.api.of(PODS)[0], running())
+    harness.settle()
+    assert (states(harness)["Ready"], harness.conditions()["Serving"]["reason"], harness.operator.down()) == ("False", "NoReplica", 1)
+    harness.make_ready()
+    assert harness.operator.down() == 0
+    harness.edit(replicas=0)
+    harness.settle()
+    assert (states(harness)["Ready"], harness.reason(), harness.conditions()["Serving"]["reason"]) == ("True", "ScaledToZero", "NoReplica")
+    assert harness.operator.down() == 0
+
+
+def test_a_service_that_never_served_is_not_ready_while_it_is_asleep():
+    harness = harness_with(running())
+    harness.edit(replicas=0)
+    harness.settle()
+    assert (states(harness)["Ready"], harness.reason()) == ("Unknown", "ScaledToZero")
+    assert harness.conditions()["Serving"]["reason"] == "NotServedYet"
+    assert harness.conditions()["Ready"]["message"] == "scaled to zero, and no replica has ever served"
+    written = len(harness.api.journal)
+    harness.settle()
+    assert (len(harness.api.journal), harness.operator.down()) == (written, 0)
+
+
+@pytest.mark.parametrize(("ready", "state"), [("True", "True"), ("Unknown", "Unknown")])
+def test_a_service_that_slept_before_the_condition_serving_came_counts_as_served_if_it_was_ready(ready, state):
+    harness = harness_with(running())
+    harness.edit(replicas=0)
+    harness.settle()
+    conditions = harness.api.of(SERVICES)[0]["status"]["conditions"]
+    conditions[:] = [line | ({"status": ready} if line["type"] == "Ready" else {}) for line in conditions if line["type"] != "Serving"]
+    harness.settle()
+    assert states(harness)["Ready"] == state
+
+
+def test_a_secret_that_cannot_be_mounted_is_named_with_its_field_in_one_write():
+    harness = no_secret()
+    (pod,) = harness.api.of(PODS)
+    named = f"{pod['metadata']['name']}: volume 'credential-0': secret \"hf-token\" not found (spec.credentials[0].secretRef.name)"
+    assert harness.conditions()["Ready"]["message"] == f"0 of 1 replicas ready: {named}"
+    written = len(harness.api.journal)
+    tried = 'MountVolume.SetUp failed for volume "credential-0" : run-r1.scope: secret "hf-token" not found'
+    harness.api.put(EVENTS, mount_failure(pod, tried, "2026-01-01T00:01:00.000000Z", 2))
+    stale = copy.deepcopy(pod)
+    stale["metadata"]["uid"] = "another"
+    harness.api.put(EVENTS, mount_failure(stale, NO_SECRET.replace("hf-token", "old"), "2026-01-01T00:00:00.000000Z", 3))
+    assert harness.run().again == 2.0
+    harness.later += timedelta(minutes=5)
+    assert harness.run().again == 30.0
+    assert len(harness.api.journal) == written
+    pod["status"] = running()
+    assert (harness.settle(), harness.reason()) == (None, "LoadingModel")
+
+
+def test_a_wait_for_devices_without_a_deadline_says_so():
+    (message,) = {line["message"] for line in STATES["devices in use"].body()["status"]["conditions"] if line["status"] == "True"}
+    assert message.startswith("0 of 1 replicas ready: waiting for gpu[0] since 2026-01-01T00:00:00Z: ")
+    assert message.endswith("; this wait has no deadline")
+
+
+def test_what_goes_is_drained_only_if_it_serves():
+    said = {name: loudest(STATES[name].body()) for name in ("a replica draining", "a replica that is not needed before it served")}
+    assert [words.split()[4:6] for words in said.values()] == [["ready;", "draining"], ["ready;", "removing"]]
+    assert said["a replica that is not needed before it served"].endswith(": not needed before it served")
+
+
+def loudest(body):
+    return next(line["message"] for line in body["status"]["conditions"] if line["type"] == "Reconciling")
+
+
+def test_events_are_read_only_of_a_pod_that_waits_for_its_volumes_and_only_after_a_while():
+    harness = harness_with(waiting("ContainerCreating"))
+    (pod,) = harness.api.of(PODS)
+    for status, seconds, looks in ((waiting("ContainerCreating"), 9, 0), (unmounted("2026-01-01T00:00:09Z"), 1, 0), (None, 1, 1)):
+        pod["status"] = status or pod["status"]
+        harness.later += timedelta(seconds=seconds)
+        harness.api.kinds_read.clear()
+        harness.run()
+        assert harness.api.kinds_read.count("Event") == looks
+
+
+def test_an_operator_that_may_not_read_events_goes_on_without_them():
+    harness = no_secret()
+    harness.api.pod_events = refused
+    harness.settle()
+    assert harness.reason() == "PullingImage"
+
+
+async def refused(namespace, pod):
+    raise Denied(f"events of {namespace}/{pod}")
