@@ -21,7 +21,7 @@ from pagoda_sizing.served import misshapen, unserved
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import find_model
-from pagoda_cli.plan_service import SERVED, Asked, recommendation
+from pagoda_cli.plan_service import Asked, recommendation
 from pagoda_cli.plan_text import Offer, show
 
 DEFAULT_CONTEXT = 4096

@@ -11,7 +11,6 @@ from typing import Any, Final
 from pagoda_contracts.crds.validation import judge
 from pagoda_contracts.crds.yamltext import dump_yaml
 from pagoda_contracts.names import API_VERSION, MAX_SERVICE_NAME
-from pagoda_sizing.fit import default_reserve
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask
 from pagoda_sizing.platforms import products
@@ -150,8 +149,7 @@ def _source(asked: Asked) -> list[str]:
 def _memory(offer: Offer) -> str:
     row, device = offer.row, offer.device
     cache = f"{row.concurrency} x {_gb(row.kv_bytes_per_request)} of KV cache"
-    reserve = _gb(default_reserve(device.memory_bytes))
-    return f"{device.name}: {_gb(row.weight_bytes)} of weights, {reserve} of reserve and {cache} fit into {_gb(device.memory_bytes)}."
+    return f"{device.name}: {_gb(row.weight_bytes)} of weights, {cache} and what a step takes fit into {_gb(device.memory_bytes)}."
 
 
 def _price(offer: Offer) -> str:

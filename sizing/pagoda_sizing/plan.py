@@ -28,11 +28,9 @@ _ROWS: Final = 64  # a service's maxConcurrency if it is not set
 
 
 class Verdict(StrEnum):
-    """`no` names a bound of memory, `slow` one of time, `unsupported` a format that the device does not run; `later` would fit on several
-    devices, over which no daemon spreads a model yet."""
+    """`no` names a bound of memory, `slow` one of time, `unsupported` a format that the device does not run."""
 
     FITS = "fits"
-    LATER = "later"
     NO = "no"
     SLOW = "slow"
     UNSUPPORTED = "unsupported"
@@ -107,15 +105,7 @@ def _row(model: Model, device: Device, ask: Ask) -> Row:
         return _unanswered(fit(model, device, ask.demand), Verdict.NO, refusal)
     degrees = (ask.degree,) if ask.degree else tuple(value for value in DEGREES if splits(model, device, value))
     rows = [_at_degree(model, device, ask, degree) for degree in degrees]
-    return _built(next((row for row in rows if row.verdict is Verdict.FITS), rows[-1]))
-
-
-def _built(row: Row) -> Row:
-    """Placement refuses more than one device for a replica."""
-    if row.tensor_parallel == 1 or row.verdict is not Verdict.FITS:
-        return row
-    why = f"a replica computes on one device, because tensor parallelism is not built; it would fit on {row.tensor_parallel}"
-    return row.model_copy(update={"verdict": Verdict.LATER, "why": why})
+    return next((row for row in rows if row.verdict is Verdict.FITS), rows[-1])
 
 
 def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
@@ -123,6 +113,7 @@ def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
     if not found.fits:
         ranks = f" on each of {degree}" if degree > 1 else ""
         return _unanswered(found, Verdict.NO, found.why_not + ranks)
+    found = replace(found, max_concurrency=_most(model, device, ask, found))
     batch = _batch(model, device, ask, found)
     ttft = _ttft(model, device, ask, degree)
     tpot = _tpot(model, device, ask, batch, degree) if model.decodes else None
@@ -139,6 +130,13 @@ def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
             "dollars_per_million": price,
         }
     )
+
+
+def _most(model: Model, device: Device, ask: Ask, found: Fit) -> int:
+    """A step is made for all rows and takes memory for each, so that more of them than were counted on leave less for the cache."""
+    if found.max_concurrency <= ask.demand.launch.concurrency:
+        return found.max_concurrency
+    return largest(found.max_concurrency, lambda rows: fit(model, device, replace(ask.demand, concurrency=rows), found.degree).fits)
 
 
 def _batch(model: Model, device: Device, ask: Ask, found: Fit) -> int:

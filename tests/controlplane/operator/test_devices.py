@@ -14,7 +14,7 @@ from support.harness.fake_nodes import MIXED, WHOLE, device_driver, device_node,
 from support.harness.inventories import dra_of, gpu, mig
 from support.harness.placing import ENGINE
 from support.kube.client import eventually
-from support.kube.fake_api import running
+from support.kube.fake_api import crashed, running
 
 pytestmark = pytest.mark.cluster
 # Of products that no other test's nodes have, which would be remembered.
@@ -63,8 +63,14 @@ def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(
         reported = service.reported(Stalled="NoAccelerator")["Stalled"]["message"]
         assert re.search(r"gpu\[0\]: Corp-X1: needs \d\.\d GiB for weights \+ 1 request at 4,096 tokens, has 1\.0 GiB", reported)
         with device_node(service.kube, LARGE, "large-a") as fake:
-            replicas(service, fake, 1)
+            (pod,) = replicas(service, fake, 1)
             assert service.reported(Reconciling="PullingImage")
+            service.node.report(pod, crashed(message="ConfigRejected: too large"))
+            eventually(service.end_pods, "the replica that no restart would help goes")
+            assert (
+                "ConfigRejected: too large; its devices are given back" in service.reported(Stalled="ModelRejected")["Stalled"]["message"]
+            )
+            assert [body["spec"]["replicas"] for body in service.kube.list(DEPLOYMENTS, service.namespace)] == [0]
 
 
 def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(service, operator):

@@ -12,11 +12,11 @@ from pagoda_cli.plan_service import SERVED, service_name
 from pagoda_contracts.crds.validation import judge
 from pagoda_contracts.resources.service import InferenceService
 from pagoda_daemon.model.config import FAMILIES
-from pagoda_operator.inventory.fit import Requirement, why_not, why_not_on_cpu
 from pagoda_sizing.devices import find
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.platforms import products, slices
 from pagoda_sizing.published import published, published_model
+from pagoda_sizing.replica import Requirement, on_cpu, on_device
 
 CONFIG = published_model("Qwen/Qwen3-0.6B").config
 ENTRIES = {entry.name: entry for entry in published()}
@@ -54,7 +54,7 @@ def test_what_is_written_for_a_published_model_is_valid_and_is_placed(plan, name
     assert (code, service.spec.model.uri, service.spec.engine.max_model_len) == (0, f"hf://{name}", min(4096, model.max_context))
     (entry,) = service.spec.accelerators
     memory = products()[f"NVIDIA-{entry.gpu.product}"] if entry.gpu else slices()[entry.mig.profile]
-    assert why_not(Requirement(model, service.spec.engine), memory) == ""
+    assert on_device(Requirement.of(model, service.spec), memory).why == ""
 
 
 def test_the_reasons_stand_above_their_fields(plan, tmp_path):
@@ -73,7 +73,7 @@ def test_the_reasons_stand_above_their_fields(plan, tmp_path):
         "    # Each pod fetches the model to its scratch disk, 16.06 GB in bf16. model.cache.pvc names a claim that keeps it.",
         "    # A gated model needs credentials and model.credential.",
         '    uri: "hf://meta-llama/Llama-3.1-8B"',
-        "  # l4: 16.06 GB of weights, 1.00 GB of reserve and 3 x 0.54 GB of KV cache fit into 24.00 GB.",
+        "  # l4: 16.06 GB of weights, 3 x 0.54 GB of KV cache and what a step takes fit into 24.00 GB.",
         "  # $0.80 an hour (on demand, read 2026-05-07).",
         "  accelerators:",
         "  - gpu:",
@@ -81,7 +81,7 @@ def test_the_reasons_stand_above_their_fields(plan, tmp_path):
         "  engine:",
         "    # Tokens of one request, prompt and answer. The model can have 131,072.",
         "    maxModelLen: 4096",
-        "    # Memory holds 12 requests of full length. The time per token allows fewer.",
+        "    # Memory holds 9 requests of full length. The time per token allows fewer.",
         "    maxConcurrency: 3",
         "  slo:",
         '    ttft: "2000ms"',
@@ -107,7 +107,7 @@ def test_on_cpu_the_service_asks_for_the_catalogues_cores_and_memory(plan):
     service = written(out)
     entry = service.spec.accelerators[0].cpu
     assert (entry.cores, entry.memory, service.spec.engine.quantization) == ("32", "128G", "int8")
-    assert why_not_on_cpu(Requirement(parse_model(CONFIG), service.spec.engine), 128 * 10**9) == ""
+    assert on_cpu(Requirement.of(parse_model(CONFIG), service.spec), 128 * 10**9).why == ""
 
 
 @pytest.mark.parametrize(

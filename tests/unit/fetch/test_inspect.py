@@ -57,4 +57,4 @@ def test_sizing_reads_the_same_model_out_of_it(known):
     }
     short = compact(known.config | long)
     assert parse_model(short) == parse_model(known.config)
-    assert len(line(short)) < LIMIT - 300
+    assert (len(line(short)) < LIMIT - 300, short["auto_map"]) == (True, True)
