@@ -68,6 +68,8 @@ class Row(BaseModel):
     why: str
     weight_bytes: int
     """Per device."""
+    reserve_bytes: int
+    """What is neither weights nor KV cache."""
     kv_bytes_per_request: int
     max_concurrency: int | None
     """None where memory does not bound it (encoders)."""
@@ -123,6 +125,7 @@ def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
     if not found.fits:
         ranks = f" on each of {degree}" if degree > 1 else ""
         return _unanswered(found, Verdict.NO, found.why_not + ranks)
+    found = _at_its_own_ceiling(model, device, ask, found)
     batch = _batch(model, device, ask, found)
     ttft = _ttft(model, device, ask, degree)
     tpot = _tpot(model, device, ask, batch, degree) if model.decodes else None
@@ -139,6 +142,19 @@ def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
             "dollars_per_million": price,
         }
     )
+
+
+def _at_its_own_ceiling(model: Model, device: Device, ask: Ask, found: Fit) -> Fit:
+    """A step for more rows takes more memory: of more requests than `_ROWS`, as many as fit beside a step for so many."""
+    if ask.concurrency is not None or found.max_concurrency <= _ROWS or not model.decodes:
+        return found
+
+    def ceiling(rows: int) -> Fit:
+        return fit(model, device, replace(ask.demand, ceiling=rows), found.degree)
+
+    rows = largest(min(found.max_concurrency, LARGEST_BATCH), lambda rows: ceiling(rows).max_concurrency >= rows)
+    there = ceiling(rows)
+    return there if rows == LARGEST_BATCH else replace(there, max_concurrency=rows)
 
 
 def _batch(model: Model, device: Device, ask: Ask, found: Fit) -> int:
@@ -187,6 +203,7 @@ def _described(found: Fit, verdict: Verdict, why: str) -> Row:
         verdict=verdict,
         why=why,
         weight_bytes=found.weight_bytes,
+        reserve_bytes=found.reserve_bytes,
         kv_bytes_per_request=found.kv_bytes_per_request,
         max_concurrency=found.max_concurrency,
         concurrency=found.concurrency,

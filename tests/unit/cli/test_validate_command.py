@@ -62,7 +62,6 @@ ENTRY = "cpu:\n      cores: 250m\n      memory: 2Gi"
     [
         ({ENTRY: "gpu: {count: 2}"}, 9, "spec.accelerators[0].gpu.count: refused: gpu.count must be 1, got 2: a replica computes on one"),
         ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: int8}"}, 10, "spec.accelerators[0]: refused: engine.quantization int8"),
-        ({"pvc://models/tiny": "az://account/name"}, 7, "spec.model.uri: model.uri 'az://account/name' cannot be fetched"),
         ({"pvc://models/tiny": "hf://openai-community/gpt2"}, 7, "spec.model.uri: refused: no daemon serves this model: model_type 'gpt2'"),
         ({"pvc://models/tiny": QWEN}, 9, "spec.accelerators[0]: refused: needs "),
         ({"pvc://models/tiny": QWEN, ENTRY: "mig: {profile: 1g.10gb}"}, 9, "spec.accelerators[0]: refused: needs "),
