@@ -21,7 +21,7 @@ from pagoda_sizing.served import misshapen, unserved
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import find_model
-from pagoda_cli.plan_service import Asked, recommendation
+from pagoda_cli.plan_service import Asked, recommendation, runs
 from pagoda_cli.plan_text import Offer, show
 
 DEFAULT_CONTEXT = 4096
@@ -68,23 +68,23 @@ def command(
     found = find_model(options.model)
     parsed = parse_model(found.config)
     ask = _ask(options, parsed, found.config)
-    why = _unserved(found.config, parsed, ask)
+    why = unserved(found.config) or misshapen(parsed)
     devices = priced(_devices(options.device), _prices(options.price))
     offers = [Offer(row, each) for row, each in zip(plan(parsed, devices, ask), devices, strict=True)]
     if as_yaml:
-        print(recommendation(Asked(found, parsed, ask), offers), end="")
-    elif as_json:
+        print(recommendation(Asked(found, parsed, ask, why), offers), end="")
+        return
+    able = [device.name for device in devices if runs(device, ask.quantisation)]
+    why = why or ("" if able else f"no daemon runs {ask.quantisation} weights on these devices")
+    if as_json:
         print(json.dumps(_document(parsed, ask, offers) | {"unserved": why}, indent=2))
     else:
         show(parsed, ask, offers, each_form=bool(options.device))
         if why:
+            # The table still answers what another engine needs.
             print(f"No daemon serves this model: {why}")
-
-
-def _unserved(raw: dict[str, Any], model: Model, ask: Ask) -> str:
-    """Why every device would refuse it, whatever the table says; the table still answers what another engine needs."""
-    format_ = "" if ask.quantisation == "bf16" else f"no daemon has {ask.quantisation} weights on a device"
-    return unserved(raw) or misshapen(model) or format_
+        elif len(able) < len(devices):
+            print(f"Daemons run {ask.quantisation} weights on {', '.join(able)} only.")
 
 
 def _one(named: str | None, model: str | None) -> str:

@@ -11,16 +11,15 @@ from typing import Any, Final
 from pagoda_contracts.crds.validation import judge
 from pagoda_contracts.crds.yamltext import dump_yaml
 from pagoda_contracts.names import API_VERSION, MAX_SERVICE_NAME
+from pagoda_sizing.devices import Device
 from pagoda_sizing.model import Model
-from pagoda_sizing.plan import Ask
+from pagoda_sizing.plan import Ask, Verdict
 from pagoda_sizing.platforms import products
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import Found
 from pagoda_cli.plan_text import Offer, fitting
 
-SERVED: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""Architectures of the daemon, by their model_type; a test compares them."""
 _CPU: Final = "cpu"
 _CORES: Final = 32  # of the catalogue's CPU
 _OTHERS: Final = 3
@@ -29,51 +28,48 @@ _WIDTH: Final = 120
 
 @dataclass(frozen=True)
 class Asked:
-    """What the recommendation is for."""
+    """What the recommendation is for. `unserved`: why no daemon serves the model; empty if one may."""
 
     found: Found
     model: Model
     ask: Ask
+    unserved: str
 
 
 def recommendation(asked: Asked, offers: Sequence[Offer]) -> str:
     """Returns the InferenceService as YAML; CliError says why there is none."""
-    if why := _unserved(asked):
-        raise CliError(f"--yaml: {why}")
+    if asked.unserved:
+        raise CliError(f"--yaml: no daemon serves this model: {asked.unserved}")
+    if asked.ask.kv_dtype != "bf16":
+        raise CliError(f"--yaml: the daemon does not store keys and values as {asked.ask.kv_dtype}; leave --kv-dtype out")
     candidates = fitting(offers, each_form=True)
     served = [offer for offer in candidates if not _unusable(offer, asked.ask)]
     if not served:
-        raise CliError(f"--yaml: no device {_none(candidates, asked.ask)}")
+        raise CliError(f"--yaml: no device {_none(candidates, offers, asked.ask)}")
     chosen, document = served[0], _document(asked, served[0])
     if problems := judge(document):
         raise CliError(f"--yaml: {problems[0].where}: {problems[0].message}")
     return _commented(dump_yaml(document), _reasons(asked, chosen), _head(chosen, served[1:]))
 
 
-def _unserved(asked: Asked) -> str:
-    if asked.model.kind not in SERVED:
-        return f"the daemon does not serve {asked.model.kind}; it serves {', '.join(SERVED)}"
-    if asked.ask.kv_dtype != "bf16":
-        return f"the daemon does not store keys and values as {asked.ask.kv_dtype}; leave --kv-dtype out"
-    return ""
-
-
 def _unusable(offer: Offer, ask: Ask) -> str:
     """Why Pagoda cannot use a device that fits; empty if it can."""
     if not _has_daemon(offer):
         return "there is no daemon for it"
-    if offer.row.tensor_parallel > 1:
-        return f"{offer.row.tensor_parallel} of them would be needed, and tensor parallelism is not built"
-    if ask.quantisation not in (("bf16", "int8") if offer.device.name == _CPU else ("bf16",)):
-        return f"the daemon does not run {ask.quantisation} weights on it"
-    return ""
+    return "" if runs(offer.device, ask.quantisation) else f"the daemon does not run {ask.quantisation} weights on it"
 
 
-def _none(candidates: Sequence[Offer], ask: Ask) -> str:
-    if not candidates:
-        return "fits; pagoda plan without --yaml says why"
-    nearest = next((offer for offer in candidates if _has_daemon(offer)), candidates[0])
-    return f"that fits can be used: {nearest.device.name}: {_unusable(nearest, ask)}"
+def runs(device: Device, quantisation: str) -> bool:
+    """Whether a daemon runs weights of this format on a device."""
+    return quantisation == "bf16" or (quantisation == "int8" and device.name == _CPU)
+
+
+def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:
+    if candidates:
+        nearest = next((offer for offer in candidates if _has_daemon(offer)), candidates[0])
+        return f"that fits can be used: {nearest.device.name}: {_unusable(nearest, ask)}"
+    later = sorted((offer for offer in offers if offer.row.verdict is Verdict.LATER and _has_daemon(offer)), key=lambda offer: offer.order)
+    return f"fits: {later[0].device.name}: {later[0].row.why}" if later else "fits; pagoda plan without --yaml says why"
 
 
 def _has_daemon(offer: Offer) -> bool:
@@ -148,8 +144,10 @@ def _source(asked: Asked) -> list[str]:
 
 def _memory(offer: Offer) -> str:
     row, device = offer.row, offer.device
-    cache = f"{row.concurrency} x {_gb(row.kv_bytes_per_request)} of KV cache"
-    return f"{device.name}: {_gb(row.weight_bytes)} of weights, {cache} and what a step takes fit into {_gb(device.memory_bytes)}."
+    beside = f"{_gb(row.weight_bytes)} of weights, {_gb(row.reserve_bytes)} of reserve"
+    return (
+        f"{device.name}: {beside} and {row.concurrency} x {_gb(row.kv_bytes_per_request)} of KV cache fit into {_gb(device.memory_bytes)}."
+    )
 
 
 def _price(offer: Offer) -> str:

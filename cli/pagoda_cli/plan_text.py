@@ -66,6 +66,8 @@ def summary(offers: Sequence[Offer], each_form: bool) -> list[str]:
 def _reason(row: Row) -> str:
     if row.verdict is Verdict.UNSUPPORTED:
         return "weights in another format only"
+    if row.verdict is Verdict.LATER:
+        return "only several of them together"
     if row.verdict is Verdict.SLOW:
         return "too slow"
     if "tensor-parallel" in row.why:
@@ -121,7 +123,6 @@ def _legend(shown: Sequence[Offer], each_form: bool) -> list[str]:
     lines = [
         "$/h: dollars an hour for a replica; $/M: per million tokens at that batch. Rooflines at 70 % of bandwidth and 60 % of compute.",
         prices(shown),
-        "tp above 1 is a prediction: Pagoda's daemon uses one device." if any(offer.row.tensor_parallel > 1 for offer in shown) else "",
         "" if each_form else "Each device in its cheapest form; --device NAME shows all its MIG profiles.",
     ]
     return [line for line in lines if line]

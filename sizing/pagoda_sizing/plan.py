@@ -28,9 +28,11 @@ _ROWS: Final = 64  # a service's maxConcurrency if it is not set
 
 
 class Verdict(StrEnum):
-    """`no` names a bound of memory, `slow` one of time, `unsupported` a format that the device does not run."""
+    """`no` names a bound of memory, `slow` one of time, `unsupported` a format that the device does not run; `later` would fit on several
+    devices, over which no daemon spreads a model yet."""
 
     FITS = "fits"
+    LATER = "later"
     NO = "no"
     SLOW = "slow"
     UNSUPPORTED = "unsupported"
@@ -66,6 +68,8 @@ class Row(BaseModel):
     why: str
     weight_bytes: int
     """Per device."""
+    reserve_bytes: int
+    """What is neither weights nor KV cache."""
     kv_bytes_per_request: int
     max_concurrency: int | None
     """None where memory does not bound it (encoders)."""
@@ -105,7 +109,15 @@ def _row(model: Model, device: Device, ask: Ask) -> Row:
         return _unanswered(fit(model, device, ask.demand), Verdict.NO, refusal)
     degrees = (ask.degree,) if ask.degree else tuple(value for value in DEGREES if splits(model, device, value))
     rows = [_at_degree(model, device, ask, degree) for degree in degrees]
-    return next((row for row in rows if row.verdict is Verdict.FITS), rows[-1])
+    return _built(next((row for row in rows if row.verdict is Verdict.FITS), rows[-1]))
+
+
+def _built(row: Row) -> Row:
+    """Placement refuses more than one device for a replica."""
+    if row.tensor_parallel == 1 or row.verdict is not Verdict.FITS:
+        return row
+    why = f"a replica computes on one device, because tensor parallelism is not built; it would fit on {row.tensor_parallel}"
+    return row.model_copy(update={"verdict": Verdict.LATER, "why": why})
 
 
 def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
@@ -113,7 +125,7 @@ def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
     if not found.fits:
         ranks = f" on each of {degree}" if degree > 1 else ""
         return _unanswered(found, Verdict.NO, found.why_not + ranks)
-    found = replace(found, max_concurrency=_most(model, device, ask, found))
+    found = _at_its_own_ceiling(model, device, ask, found)
     batch = _batch(model, device, ask, found)
     ttft = _ttft(model, device, ask, degree)
     tpot = _tpot(model, device, ask, batch, degree) if model.decodes else None
@@ -132,11 +144,17 @@ def _at_degree(model: Model, device: Device, ask: Ask, degree: int) -> Row:
     )
 
 
-def _most(model: Model, device: Device, ask: Ask, found: Fit) -> int:
-    """A step is made for all rows and takes memory for each, so that more of them than were counted on leave less for the cache."""
-    if found.max_concurrency <= ask.demand.launch.concurrency:
-        return found.max_concurrency
-    return largest(found.max_concurrency, lambda rows: fit(model, device, replace(ask.demand, concurrency=rows), found.degree).fits)
+def _at_its_own_ceiling(model: Model, device: Device, ask: Ask, found: Fit) -> Fit:
+    """A step for more rows takes more memory: of more requests than `_ROWS`, as many as fit beside a step for so many."""
+    if ask.concurrency is not None or found.max_concurrency <= _ROWS or not model.decodes:
+        return found
+
+    def ceiling(rows: int) -> Fit:
+        return fit(model, device, replace(ask.demand, ceiling=rows), found.degree)
+
+    rows = largest(min(found.max_concurrency, LARGEST_BATCH), lambda rows: ceiling(rows).max_concurrency >= rows)
+    there = ceiling(rows)
+    return there if rows == LARGEST_BATCH else replace(there, max_concurrency=rows)
 
 
 def _batch(model: Model, device: Device, ask: Ask, found: Fit) -> int:
@@ -185,6 +203,7 @@ def _described(found: Fit, verdict: Verdict, why: str) -> Row:
         verdict=verdict,
         why=why,
         weight_bytes=found.weight_bytes,
+        reserve_bytes=found.reserve_bytes,
         kv_bytes_per_request=found.kv_bytes_per_request,
         max_concurrency=found.max_concurrency,
         concurrency=found.concurrency,

@@ -53,18 +53,20 @@ def test_each_device_that_fits_has_one_row_cheapest_first(ask):
 
 
 def test_devices_that_do_not_fit_are_a_line_for_each_reason(ask):
-    _, out, _ = ask("plan", "hf://meta-llama/Llama-3.1-70B", "--tp", "1", "--context", "8192", "--concurrency", "12", "--ttft", "1s")
+    _, out, _ = ask("plan", "hf://meta-llama/Llama-3.1-70B", "--tp", "2", "--context", "8192", "--concurrency", "16", "--ttft", "1s")
     reasons = out.partition("do not fit:\n")[2].splitlines()
     assert [line.strip().partition(":")[0] for line in reasons] == [
         "weights in another format only",
         "too little memory",
         "room for fewer requests",
         "too slow",
+        "only several of them together",
     ]
     assert "a10, a10g, a30, l4, l40s" in reasons[1]
-    assert reasons[1].endswith("(h200: weights and reserve, 142.1 GB, exceed 141.0 GB)")
-    assert reasons[2] == "  room for fewer requests: b200: KV cache for 12 needs 32.2 GB, 30.3 GB is free: at most 11"
-    assert reasons[3].startswith("  too slow: mi300x: ttft ")
+    assert reasons[1].endswith("(l40s: weights and reserve, 71.6 GB, exceed 48.0 GB on each of 2)")
+    assert reasons[2].endswith("(rtxpro6000: KV cache for 16 needs 21.5 GB, 19.5 GB is free: at most 14 on each of 2)")
+    assert reasons[3].startswith("  too slow: h200, cpu (h200: ttft ")
+    assert reasons[4].startswith("  only several of them together: b200, b300, mi300x (b300: a replica computes on one device, because ")
 
 
 def test_a_device_that_is_named_shows_each_of_its_forms(ask):
@@ -73,12 +75,18 @@ def test_a_device_that_is_named_shows_each_of_its_forms(ask):
     assert "1 of 7 do not fit:\n  too little memory: h100:1g.10gb: weights and reserve, 17.6 GB, exceed 10.0 GB\n" in out
 
 
-def test_an_architecture_that_the_daemon_does_not_serve_is_said(ask):
-    assert (
-        "No daemon serves this model: model_type 'gemma2' is not served; it must be llama or "
-        in ask("plan", "hf://google/gemma-2-9b", "--device", "l4")[1]
-    )
-    assert "No daemon" not in ask("plan", "hf://Qwen/Qwen3-0.6B", "--device", "l4")[1]
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("hf://google/gemma-2-9b",), "No daemon serves this model: model_type 'gemma2' is not served; it must be llama"),
+        (("hf://Qwen/Qwen3-0.6B", "--quantization", "int8"), "No daemon serves this model: no daemon runs int8 weights on these devices"),
+        (("hf://Qwen/Qwen3-0.6B", "--quantization", "int8", "--device", "cpu"), "Daemons run int8 weights on cpu only."),
+        (("hf://Qwen/Qwen3-0.6B",), "Prices: "),
+    ],
+)
+def test_a_model_that_no_daemon_serves_is_said_below_the_table(ask, arguments, says):
+    last = ask("plan", *arguments, "--device", "l4")[1].splitlines()[-1]
+    assert last.startswith(says)
 
 
 def test_plan_takes_a_file_too_and_brings_a_devices_slices_along(ask, llama8b):

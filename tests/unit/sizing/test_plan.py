@@ -69,6 +69,13 @@ def test_where_no_degree_does_the_reason_is_that_of_the_highest():
     assert (slow.tensor_parallel, slow.verdict) == (8, Verdict.SLOW)
 
 
+def test_more_requests_than_a_service_has_unasked_fit_beside_a_step_for_all_of_them():
+    subject, device = model("TinyLlama/TinyLlama-1.1B-Chat-v1.0"), find("h200:1g.18gb")
+    most = row(subject, device.name, Ask(2048)).max_concurrency
+    assert most > Ask(2048).demand.ceiling
+    assert [fit(subject, device, Demand(2048, count, ceiling=count)).fits for count in (most, most + 1)] == [True, False]
+
+
 def test_a_format_that_a_device_does_not_run_is_unsupported():
     found = row(LLAMA8B, "t4", Ask(2048, quantisation="nvfp4"))
     assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; it runs int8, int4")
