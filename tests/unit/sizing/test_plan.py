@@ -58,7 +58,8 @@ def test_too_slow_says_which_objective_and_by_how_much():
 
 def test_more_ranks_are_taken_where_they_meet_the_objective():
     alone, needed = row(LLAMA8B, "h100", Ask(2048, 4)), row(LLAMA8B, "h100", Ask(2048, 4, tpot_s=0.005))
-    assert (alone.tensor_parallel, needed.tensor_parallel, needed.verdict) == (1, 2, Verdict.FITS)
+    assert (alone.tensor_parallel, needed.tensor_parallel, needed.verdict) == (1, 2, Verdict.LATER)
+    assert needed.why == "a replica computes on one device, because tensor parallelism is not built; it would fit on 2"
 
 
 def test_where_no_degree_does_the_reason_is_that_of_the_highest():
@@ -83,7 +84,7 @@ def test_a_format_that_a_device_does_not_run_is_unsupported():
 
 def test_a_slice_refuses_ranks_without_refusing_the_plan():
     whole, part = plan(LLAMA8B, [find("h100"), find("h100:4g.40gb")], Ask(2048, 1, degree=2))
-    assert (whole.verdict, part.verdict) == (Verdict.FITS, Verdict.NO)
+    assert (whole.verdict, part.verdict) == (Verdict.LATER, Verdict.NO)
     assert "accepted on a MIG slice is 1" in part.why
 
 

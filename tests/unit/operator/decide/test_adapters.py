@@ -59,7 +59,6 @@ def test_a_digest_that_the_first_replica_found_is_kept_until_the_spec_changes():
         (adapter("a"), None, reasons.NO_SERVICE, "no InferenceService tiny in ns"),
         (adapter("a"), host(), reasons.NOT_ENABLED, "no spec.adapters"),
         (adapter("a", serviceRef={"name": "tiny", "namespace": "big"}), host({}, namespace="big"), reasons.NOT_ALLOWED, "namespace ns"),
-        (adapter("a", source={"uri": "https://x/y"}), host({}), reasons.INVALID, "must start with one of: pvc://"),
         (adapter("a", source={"uri": "pvc://other/x"}), host({}), reasons.INVALID, "claim 'other' is not mounted"),
         (adapter("a", source={"uri": "hf://x/y", "credential": "k"}), host({}), reasons.INVALID, "'k' is not a name"),
         (adapter("tiny"), host({}), reasons.NAME_TAKEN, "the name of the service's model"),
