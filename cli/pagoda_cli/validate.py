@@ -42,7 +42,7 @@ def command(
     operator refuses or does not act on; they change no exit code."""
     files = [*(named_files or ()), *(more or ())]
     if not files:
-        raise CliError("give at least one FILE")
+        raise CliError("give at least one FILE, or - for standard input")
     judged = [one for file in files for one in _judged(file)]
     findings, noted = [one for _, found, _ in judged for one in found], [one for _, _, found in judged for one in found]
     if not judged:

@@ -21,8 +21,8 @@ Schema = dict[str, Any]
 
 # What people write most often, in words. The API server refuses a pattern with the pattern itself, and says these beside it.
 IN_WORDS: Final = {
-    URI_PATTERN: "must begin with pvc://, hf://, s3://, gs:// or oci:// and name the files, such as pvc://claim/path, hf://org/name or "
-    "s3://bucket/prefix, with letters, digits, '.', '_' and '-' only",
+    URI_PATTERN: "must begin with pvc://, hf://, s3://, gs://, az://, oci:// or https:// and name the files, such as pvc://claim/path, "
+    "hf://org/name, s3://bucket/prefix or az://account/container/prefix, with letters, digits, '.', '_' and '-' only",
     DURATION_PATTERN: "must be a duration with ms, s, m or h, such as 800ms, 30s or 1h30m",
     HORIZON_PATTERN: "must be startupTime or a duration such as 5m",
     RATIO_PATTERN: "must be a multiple such as 2x, or a duration such as 800ms",

@@ -14,20 +14,21 @@ _HEAD: Final = f"""# Conditions and reasons
 
 GENERATED from contracts/pagoda_contracts/conditions/ by `make generate`. Do not edit.
 
-The operator says in `status.conditions` where an object stands and why. `pagoda explain REASON` prints an entry of this page, and
-`pagoda why NAME` prints all that the operator says of one service.
+The operator says in `status.conditions` where an object stands and why. `pagoda explain REASON` prints an entry of this page (not of the
+Events that no condition has), and `pagoda why NAME` prints all that the operator says of one service.
 
 ```sh
 kubectl get {INFERENCE_SERVICE.resource} llama -o wide                             # the reason of Ready, and its message
 kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Serving --timeout=10m   # clients get answers
 kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Ready --timeout=10m     # the newest spec is rolled out
-kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeout=10m   # a script fails fast: only a person can fix it
+kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeout=0s    # looks once; exit code 0: a person must act
 ```
 
 ## Condition types
 
 Ready, Reconciling and Stalled follow kstatus, which Argo CD and Flux read. Each carries the generation that it speaks of.
-Use Serving for alerts and for clients, and Ready for deployments.
+Use Serving for clients, and Ready for deployments. For alerts, use the metric `pagoda_operator_services_down`, as the
+chart's alert PagodaServiceDown does: Serving is False for a service that is asleep, too.
 
 | type | meaning |
 |---|---|

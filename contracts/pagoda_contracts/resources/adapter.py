@@ -44,7 +44,7 @@ class AdapterSource(Model):
     """Where the adapter's files come from."""
 
     uri: ModelUri = Field(
-        description="Where the files are: pvc://<claim>/<path>, hf, s3, gs or oci. A claim must be one of the service's "
+        description="Where the files are: pvc://<claim>/<path>, hf, s3, gs, az, oci or https. A claim must be one of the service's "
         "(spec.adapters.claims)."
     )
     digest: Digest | None = Field(

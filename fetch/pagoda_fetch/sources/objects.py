@@ -112,7 +112,7 @@ def _gcs(address: Address, credential: Credential, limits: Limits) -> GCSStore:
 def _azure(address: Address, credential: Credential, limits: Limits) -> AzureStore:
     endpoint = credential.get("AZURE_STORAGE_ENDPOINT")
     config: Any = {"account_name": address.host} | _azure_proof(credential)
-    config |= {"endpoint": f"{endpoint.rstrip('/')}/{address.host}"} if endpoint else {}
+    config |= {"endpoint": endpoint} if endpoint else {}
     options: Any = _client(endpoint, limits)
     return AzureStore(address.path.partition("/")[0], config=config, client_options=options, retry_config={"max_retries": 0})
 

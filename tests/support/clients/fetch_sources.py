@@ -76,7 +76,7 @@ def _az(hub: HubDouble) -> ModelSource:
     hub.extra["/account/models"] = lambda request: request.answer(200, listing)  # type: ignore[attr-defined]
     for name in hub.files:
         hub.extra[f"/account/models/llama/{name}"] = lambda request, name=name: _object(hub, request, name)  # type: ignore[misc]
-    words = {"AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0", "AZURE_STORAGE_ENDPOINT": hub.url}
+    words = {"AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0", "AZURE_STORAGE_ENDPOINT": f"{hub.url}/account"}
     return ModelSource(hub, "az://account/models/llama", "/account/models", words=words)
 
 

@@ -178,7 +178,7 @@ _PATTERN, _KIND, _UNKNOWN, _NEEDED, _INTEGER = (
 )
 _ACC, _KV, _SCALE = "spec.accelerators", "spec.engine.kvCache", "spec.scaling"
 _QUANTITY = "must be a quantity above 0, such as 250m or 4Gi (2Gi, not 2GB)"
-_URI = "must begin with pvc://, hf://, s3://, gs:// or oci://"
+_URI = "must begin with pvc://, hf://, s3://, gs://, az://, oci:// or https://"
 _DURATION = "must be a duration with ms, s, m or h, such as 800ms"
 
 

@@ -50,7 +50,7 @@ def test_files_are_given_in_both_ways_at_once_and_at_least_one(ask, file):
     assert ask(file(GOOD), "-f", file(GOOD.replace("name: tiny", "name: two"), "b.yaml"))[1] == (
         "InferenceService/tiny: valid\nInferenceService/two: valid\n"
     )
-    assert ask() == (2, "", "pagoda: give at least one FILE\n")
+    assert ask() == (2, "", "pagoda: give at least one FILE, or - for standard input\n")
 
 
 QWEN, GPU = "hf://Qwen/Qwen2-7B-Instruct", "gpu: {product: L4}"

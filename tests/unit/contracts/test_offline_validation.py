@@ -35,7 +35,7 @@ def test_an_unknown_field_is_answered_with_the_known_ones():
         (
             "spec.model.uri",
             "acme/tiny",
-            "must begin with pvc://, hf://, s3://, gs:// or oci:// and name the files, such as pvc://claim/path",
+            "must begin with pvc://, hf://, s3://, gs://, az://, oci:// or https:// and name the files, such as pvc://claim/path",
         ),
         (
             "spec.engine.kvCache.size",

@@ -29,7 +29,9 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 from pagoda_operator.api.errors import SpecProblem
 
-_BUCKETS: Final = ("s3://", "gs://", "az://")
+_AZURE: Final = "az://"
+_BUCKETS: Final = ("s3://", "gs://", _AZURE)
+AZURE_IDENTITY: Final = "azure.workload.identity/use"
 # The user of distroless images; Pod Security `restricted` asks for any but root.
 _USER: Final = 65532
 _MODEL: Final = "--model"
@@ -106,6 +108,11 @@ def source(model: ModelSpec) -> list[str]:
 def _order(model: ModelSpec) -> list[str]:
     """The digest stands before the rest, which an inspection takes too (`inspecting`): it reads a part of the files."""
     return [*(["--digest", model.digest] if model.digest is not None else []), _MODEL, *source(model)]
+
+
+def labels(model: ModelSpec) -> dict[str, str]:
+    """Azure's webhook gives an identity to pods with this label only."""
+    return {AZURE_IDENTITY: "true"} if model.uri.startswith(_AZURE) and POD_IDENTITY in source(model) else {}
 
 
 def account(model: ModelSpec) -> dict[str, Any]:

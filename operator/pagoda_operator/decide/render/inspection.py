@@ -38,6 +38,7 @@ from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
 from pagoda_operator.decide.render.fetch import account, claim, restricted_container, restricted_pod, source
+from pagoda_operator.decide.render.fetch import labels as azure
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.inventory.fit import is_report, source_of
@@ -161,7 +162,7 @@ def map_name(service: str) -> str:
 def inspect_pod(owner: Owner, spec: InferenceServiceSpec, profile: ServingProfileSpec) -> Manifest:
     """Runs once; the kubelet repeats a temporary failure with growing delays."""
     made = _pod_spec(spec, profile)
-    labels = owner.labels | {LABEL_COMPONENT: COMPONENT_INSPECT, LABEL_SERVICE_UID: inspector_uid(owner.uid)}
+    labels = owner.labels | azure(spec.model) | {LABEL_COMPONENT: COMPONENT_INSPECT, LABEL_SERVICE_UID: inspector_uid(owner.uid)}
     return stamped(owner, PODS, _pod_name(owner.name, made), labels, {"spec": made})
 
 

@@ -219,7 +219,7 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
         own = merge(own, mounted)
     if has_sidecar(inputs.spec):
         own = merge(own, fetch.fixed(inputs.spec, inputs.profile))
-    return {"metadata": {"labels": inputs.labels, **annotations}, "spec": own}
+    return {"metadata": {"labels": inputs.labels | fetch.labels(inputs.spec.model), **annotations}, "spec": own}
 
 
 def _token_keys(inputs: Inputs) -> dict[str, Any]:

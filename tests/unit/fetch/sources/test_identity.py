@@ -73,7 +73,7 @@ async def test_azure_workload_identity(tmp_path, token, hub):
     issued = json.dumps({"access_token": "issued", "expires_in": 3600, "token_type": "Bearer"}).encode()
     hub.extra["/tenant/oauth2/v2.0/token"] = lambda request: request.answer(200, issued, {"content-type": "application/json"})
     words = {"AZURE_CLIENT_ID": "client", "AZURE_TENANT_ID": "tenant", "AZURE_FEDERATED_TOKEN_FILE": str(token)}
-    more = {"AZURE_AUTHORITY_HOST": hub.url, "AZURE_STORAGE_ENDPOINT": hub.url}
+    more = {"AZURE_AUTHORITY_HOST": hub.url, "AZURE_STORAGE_ENDPOINT": f"{hub.url}/account"}
     assert await fetched(tmp_path, hub, "az://account/models/llama", **words, **more) == RIGHT
     assert {headers["authorization"] for headers in hub.asked_for("/account/models")} == {"Bearer issued"}
 

@@ -12,6 +12,7 @@ from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
 from pagoda_operator.decide.render.children import Owner, identify
 from pagoda_operator.decide.render.fetch import inspecting
+from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from support.harness.harness import Harness
@@ -75,6 +76,20 @@ def test_a_service_account_s_cloud_identity_reads_buckets_where_no_credential_is
     assert sidecar["args"] == ["serve", "--model", "s3://models/llama", "--credential", "@pod"]
     assert rendered(model=bucket | {"credential": "hub"})[1]["args"][-1] == "hub"
     assert rendered(model=HUB | {"serviceAccountName": "reader", "credential": None})[1]["args"][-1] == "v1", "a hub knows no clouds"
+
+
+def test_azure_gives_an_identity_to_pods_that_are_labelled_and_each_pod_that_reads_the_model_is():
+    reader = {"uri": "az://account/models/llama", "serviceAccountName": "reader"}
+    found = inputs(model=reader)
+    template = pod_template(found)
+    assert template["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+    owner = Owner("ns", "tiny", "uid")
+    looking = inspect_pod(owner, found.spec, found.profile)
+    trying = trial_pod(owner, "tiny-1", {"podTemplate": template, "daemonConfig": daemon_config(found)}, reader["uri"], "")
+    for pod in (looking, trying):
+        assert (pod["metadata"]["labels"]["azure.workload.identity/use"], pod["spec"]["serviceAccountName"]) == ("true", "reader")
+    for other in ({"uri": "az://account/models/llama"}, reader | {"uri": "s3://models/llama"}, reader | {"credential": "hub"}):
+        assert "azure.workload.identity/use" not in pod_template(inputs(model=other))["metadata"]["labels"]
 
 
 def test_a_digest_is_for_the_fetch_and_not_for_who_reads_a_part_of_the_files():
