@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +17,7 @@ from pagoda_sizing.devices import Device, catalogue, find, profiles_of
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, plan, priced
+from pagoda_sizing.platforms import slices
 from pagoda_sizing.served import misshapen, unserved
 
 from pagoda_cli.errors import CliError
@@ -69,7 +70,7 @@ def command(
     parsed = parse_model(found.config)
     ask = _ask(options, parsed, found.config)
     why = unserved(found.config) or misshapen(parsed)
-    devices = priced(_devices(options.device), _prices(options.price))
+    devices = tuple(map(as_sold, priced(_devices(options.device), _prices(options.price))))
     offers = [Offer(row, each) for row, each in zip(plan(parsed, devices, ask), devices, strict=True)]
     if as_yaml:
         print(recommendation(Asked(found, parsed, ask, why), offers), end="")
@@ -85,6 +86,11 @@ def command(
             print(f"No daemon serves this model: {why}")
         elif len(able) < len(devices):
             print(f"Daemons run {ask.quantisation} weights on {', '.join(able)} only.")
+
+
+def as_sold(device: Device) -> Device:
+    """A slice counts with the least memory of the devices that have such a profile: an entry of a service names no product."""
+    return replace(device, memory_bytes=slices().get(device.profile, device.memory_bytes)) if device.profile else device
 
 
 def _one(named: str | None, model: str | None) -> str:

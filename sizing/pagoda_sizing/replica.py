@@ -97,8 +97,12 @@ def on_device(required: Requirement, memory: int) -> Judged:
         found = fit(required.model, Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), ""), demand)
     except SizingError as refused:
         return Judged(str(refused))
+    # Without maxModelLen, the daemon's context is as long as the whole cache: one request of full length.
+    whole, least = launch.cache_bytes is not None and launch.context is None, required.engine.min_concurrency or 1
+    if whole and least > 1:
+        return Judged(f"kvCache.size {required.engine.kv_cache.size} without maxModelLen holds 1 of {least} requests of full length")
     if found.fits:
-        return Judged(requests=min(found.max_concurrency, launch.concurrency))
+        return Judged(requests=None if whole else min(found.max_concurrency, launch.concurrency))
     if found.needed_bytes <= memory:
         return Judged(f"kvCache.size {required.engine.kv_cache.size} holds {found.max_concurrency} of {_requests(required)}")
     return Judged(f"needs {gib(found.needed_bytes)} for weights + {_cache(required)}, has {gib(memory)}")

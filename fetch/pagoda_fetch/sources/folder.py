@@ -25,7 +25,8 @@ _USUAL: Final = (
     *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
 )
 _AT_A_TIME: Final = 8
-_ABSENT: Final = frozenset((HTTPStatus.NOT_FOUND.value, HTTPStatus.GONE.value))
+# Buckets that nobody may list answer 403 for a name that is not there.
+_ABSENT: Final = frozenset((HTTPStatus.NOT_FOUND.value, HTTPStatus.GONE.value, HTTPStatus.FORBIDDEN.value))
 
 
 class Folder:
@@ -40,6 +41,8 @@ class Folder:
         """One request for each file that may be there."""
         response, body = await self._web.document(f"{self._base}/{_INDEX}", {}, take=_ABSENT)
         shards = _shards(body, f"{self._base}/{_INDEX}") if response.status_code not in _ABSENT else ()
+        if len(shards) > self._limits.max_files:
+            raise Refused(f"{self._base}: {_INDEX} names {len(shards)} files; at most {self._limits.max_files} are taken")
         names, turn = dict.fromkeys((_INDEX, *_USUAL, *shards)), asyncio.Semaphore(_AT_A_TIME)
 
         async def ask(name: str) -> RemoteFile | None:
@@ -48,9 +51,9 @@ class Folder:
 
         found = [file for file in await asyncio.gather(*map(ask, names)) if file is not None]
         if missing := set(shards) - {file.name for file in found}:
-            raise NotFound(f"{self._base}: {min(missing)} is not there, and {_INDEX} names it")
+            raise NotFound(f"{self._base}: {min(missing)} is not there or may not be read without a credential, and {_INDEX} names it")
         if not found:
-            raise NotFound(f"{self._base}: no file of a model there")
+            raise NotFound(f"{self._base}: no file of a model there that may be read without a credential")
         return select(found, self._limits)
 
     async def _look(self, name: str) -> RemoteFile | None:
@@ -65,16 +68,18 @@ class Folder:
             return RemoteFile(name, int(size), name, tag or response.headers.get("last-modified", ""))
 
     async def read(self, file: RemoteFile, offset: int) -> AsyncGenerator[bytes]:
-        """Only while the file is the one that was listed, if the server knows entity tags."""
-        strong = file.version.startswith('"')
-        async for chunk in self._web.stream(
-            f"{self._base}/{file.where}", {"if-match": file.version} if strong else {}, (offset, file.size)
-        ):
+        """Only while the file is the one that was listed, if the server says of files what they are: by a tag or a date."""
+        headers = {} if file.version.startswith("W/") or not file.version else {_condition(file.version): file.version}
+        async for chunk in self._web.stream(f"{self._base}/{file.where}", headers, (offset, file.size)):
             yield chunk
 
     async def close(self) -> None:
         """Ends its connections."""
         await self._web.close()
+
+
+def _condition(version: str) -> str:
+    return "if-match" if version.startswith('"') else "if-unmodified-since"
 
 
 def _shards(body: bytes, whence: str) -> tuple[str, ...]:

@@ -95,8 +95,9 @@ def _s3(address: Address, credential: Credential, limits: Limits) -> S3Store:
 def _aws_proof(credential: Credential) -> dict[str, Any]:
     if credential.identity:
         found = _known(credential, _AWS_IDENTITY)
-        if "container_credentials_full_uri" not in found and not {"role_arn", "web_identity_token_file"} <= found.keys():
-            raise ConfigRejected(_NO_IDENTITY.format("AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, or AWS_CONTAINER_CREDENTIALS_FULL_URI"))
+        if not any(way <= found.keys() for way in _AWS_WAYS):  # with half of one, obstore would ask for the node's
+            both = "AWS_CONTAINER_CREDENTIALS_FULL_URI and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"
+            raise ConfigRejected(_NO_IDENTITY.format(f"AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, or {both}"))
         return found
     return _known(credential, _AWS_KEYS) if credential.get("AWS_ACCESS_KEY_ID") else {"skip_signature": True}
 
@@ -123,7 +124,11 @@ def _azure_proof(credential: Credential) -> dict[str, Any]:
         if not {"client_id", "tenant_id", "federated_token_file"} <= found.keys():
             raise ConfigRejected(_NO_IDENTITY.format("AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_FEDERATED_TOKEN_FILE"))
         return found | {"credential_type": "workload_identity"}
-    return _known(credential, _AZURE_KEYS) or {"skip_signature": True}
+    # Named, because obstore reads the environment of the process, too, and would prefer the pod's identity to a SAS.
+    for name, kind in (("account_key", "access_key"), ("sas_key", "sas_token")):
+        if value := credential.get(_AZURE_KEYS[name]):
+            return {name: value, "credential_type": kind}
+    return {"skip_signature": True}
 
 
 _NO_IDENTITY: Final = "the pod has no cloud identity: its platform sets {} in pods whose ServiceAccount has one"
@@ -140,6 +145,10 @@ _AWS_IDENTITY: Final = {
     "container_credentials_full_uri": "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "container_authorization_token_file": "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 }
+_AWS_WAYS: Final = (
+    frozenset(("role_arn", "web_identity_token_file")),
+    frozenset(("container_credentials_full_uri", "container_authorization_token_file")),
+)
 _AZURE_KEYS: Final = {"account_key": "AZURE_STORAGE_ACCOUNT_KEY", "sas_key": "AZURE_STORAGE_SAS_TOKEN"}
 _AZURE_IDENTITY: Final = {
     "client_id": "AZURE_CLIENT_ID",

@@ -73,7 +73,7 @@ class EndpointCache:
     def _resolve_names(self) -> None:
         services = self._services.values()
         wanted = (ServedName(name, s.created, s.uid, s.key, name in s.owned, s.served) for s in services for name in s.served_names)
-        adapters = (ServedName(name, s.created, s.uid, s.key, True) for s in services for name in s.adapters)
+        adapters = (ServedName(name, s.created, s.uid, s.key, True, s.served) for s in services for name in s.adapters)
         self._owners = resolve((*wanted, *adapters))
         self.on_names_change()
 

@@ -159,8 +159,12 @@ class Metrics:
         while True:
             for metric, value in gauges.items():
                 self._gauges[metric].set(value())
+            oldest: dict[str, float] = {}  # a kind may be watched in several namespaces
             for path, seconds in watches(self._clock()).items():
-                self._gauges[words.OPERATOR_WATCH_AGE].labels(path.rpartition("/")[2]).set(seconds)
+                kind = path.rpartition("/")[2]
+                oldest[kind] = max(seconds, oldest.get(kind, 0.0))
+            for kind, seconds in oldest.items():
+                self._gauges[words.OPERATOR_WATCH_AGE].labels(kind).set(seconds)
             await asyncio.sleep(1)
 
     def _ran(self, outcome: str, start: float) -> None:

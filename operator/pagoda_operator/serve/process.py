@@ -23,8 +23,8 @@ from pagoda_contracts import metrics as words
 from pagoda_contracts.metrics import Metric
 from pagoda_kube.api import KubernetesApi
 
-from pagoda_operator.api.errors import ClusterError
-from pagoda_operator.api.state import QUOTAS, Json, Resource
+from pagoda_operator.api.errors import ClusterError, SettingsError
+from pagoda_operator.api.state import NAMESPACES, QUOTAS, Json, Resource
 from pagoda_operator.client.catalogues import Catalogues
 from pagoda_operator.client.cluster import Hooks, KubeCluster, connect
 from pagoda_operator.client.daemons import Daemons, OwnToken
@@ -67,6 +67,8 @@ T = TypeVar("T")
 async def run(settings: Settings) -> int:
     """Run until a signal (0) or until a part ends on its own (1)."""
     configuration = await connect(settings.kubeconfig)
+    if settings.namespaces:
+        settings = settings._replace(namespaces=await _existing(KubeCluster(configuration), settings.namespaces))
     apart = OwnLoop("lease")
     lease_client = await apart.do(_lease_client(settings))
     means = Means(apart=apart.do)
@@ -99,9 +101,33 @@ async def _lease_client(settings: Settings) -> KubeCluster:
 
 async def _present(cluster: KubeCluster) -> frozenset[Resource]:
     """Which of the optional kinds the cluster has. A cluster gets them later only by an upgrade, which restarts this process."""
+
+    async def ask() -> frozenset[Resource]:
+        return frozenset([resource for resource in OPTIONAL_KINDS if await cluster.serves(resource)])
+
+    return await _answered(ask)
+
+
+async def _existing(cluster: KubeCluster, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that exist. In one that is gone nothing may be listed, since its Role went too: nothing would ever begin. One that goes later
+    silences its watches, which ends this process."""
+    try:
+        found = await _answered(lambda: cluster.list(NAMESPACES, "", ""))
+    finally:
+        await cluster.close()
+    here = {body["metadata"]["name"] for body in found if "deletionTimestamp" not in body["metadata"]}
+    if not (kept := tuple(name for name in names if name in here)):  # an empty list would mean: everywhere
+        raise SettingsError(f"--namespaces: none of {', '.join(names)} exists")
+    if missing := [name for name in names if name not in here]:
+        structlog.get_logger().warning("namespaces_missing", namespaces=missing)
+    return kept
+
+
+async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """What the API server answers, however long that takes."""
     while True:
         try:
-            return frozenset([resource for resource in OPTIONAL_KINDS if await cluster.serves(resource)])
+            return await ask()
         except ClusterError as error:
             structlog.get_logger().warning("api_server_silent", error=str(error))
             await asyncio.sleep(_ASK_AGAIN)

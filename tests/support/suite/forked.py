@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import threading
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -51,7 +53,8 @@ class Forked:
             _collect(session, workers, groups)
         finally:
             for worker in workers:
-                worker.connection.close()  # a worker that still works ends with its next report
+                worker.connection.close()
+                _stop(worker)
         return True
 
 
@@ -85,6 +88,14 @@ def _take(session: pytest.Session, worker: _Worker, message: Any, groups: deque[
     else:
         report = session.config.hook.pytest_report_from_serializable(config=session.config, data=message)
         session.config.hook.pytest_runtest_logreport(report=report)
+
+
+def _stop(worker: _Worker) -> None:
+    """One that is still at work, after Ctrl-C; the others were waited for."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        if os.waitpid(worker.pid, os.WNOHANG) == (0, 0):
+            os.kill(worker.pid, signal.SIGTERM)
+            os.waitpid(worker.pid, 0)
 
 
 def _ended(session: pytest.Session, worker: _Worker) -> None:

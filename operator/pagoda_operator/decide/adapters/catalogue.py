@@ -124,8 +124,8 @@ def _credential(adapter: Adapter, uri: str, credential: str, service: InferenceS
         return "source.credential is the service's, which adapters of other namespaces may not use"
     if credential not in (one.name for one in service.credentials):
         return f"source.credential {credential!r} is not a name in the service's spec.credentials"
-    if uri.startswith("oci://") and _host(uri) != _host(service.model.uri):
-        return f"source.credential goes to the registry of the model only, not to {_host(uri)}"
+    if uri.startswith(("oci://", "az://")) and _host(uri) != _host(service.model.uri):
+        return f"source.credential goes to the registry or account of the model only, not to {_host(uri)}"
     return ""
 
 

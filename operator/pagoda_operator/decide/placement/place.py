@@ -116,8 +116,9 @@ def _candidates(question: Question, current: Current | None) -> tuple[Candidate,
     kept = replace(demand, terms=pinned(question, current).terms)
     found: list[Candidate] = []
     for index, entry in enumerate(question.spec.accelerators):
-        asked = kept if current is not None and current.position == index else demand
-        refused = not_built(question.spec.engine, entry)
+        here = current is not None and current.position == index
+        asked = replace(kept, required=None) if here else demand  # its revision was judged when it was made
+        refused = None if here else not_built(question.spec.engine, entry)
         possible = () if refused else options(entry, asked)
         found.append(Candidate(index, entry, possible, refused.message if refused else "" if possible else absent(entry, asked)))
         if entry.cpu is not None and found[-1].able and found[-1].wait is None:

@@ -126,7 +126,7 @@ def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:
             name=deployment.name,
             number=int(kept.body["revision"]) if kept else 0,
             pin=_pin(observed, deployment.name),
-            running=any(pod.counts and pod.scheduled for pod in pods_of(observed, deployment)),
+            running=bool(deployment.rejected) or any(pod.counts and pod.scheduled for pod in pods_of(observed, deployment)),
             accelerator=template["metadata"]["labels"].get(LABEL_ACCELERATOR, ""),
             refused=_refused(observed, spec, deployment),
             tolerations=_tolerations(template),

@@ -53,7 +53,7 @@ _CREDENTIAL_VOLUME: Final = "pagoda-credential"
 # What the pod takes from the profile: its own fields, and those of its podTemplate for pod and sidecar. The service's podTemplate is
 # not used, because it is checked only when there is a replica.
 _PROFILE_FIELDS: Final = ("tolerations", "nodeSelector", "imagePullSecrets")
-_POD_FIELDS: Final = (*_PROFILE_FIELDS, "hostAliases", "dnsConfig", "dnsPolicy")
+_POD_FIELDS: Final = (*_PROFILE_FIELDS, "serviceAccountName", "hostAliases", "dnsConfig", "dnsPolicy")
 _SIDECAR_FIELDS: Final = ("env", "envFrom", "imagePullPolicy")
 
 
@@ -75,7 +75,9 @@ def inspect(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     report = str(data.get(_REPORT_KEY, ""))
     if data.get(_SOURCE_KEY) != source_of(spec) or not is_report(report):
         return _unknown(observed, spec)
-    return of_config(json.loads(report)["config"])
+    found = of_config(json.loads(report)["config"])
+    again = f"; if its files were replaced, delete ConfigMap {map_name(observed.meta.name)}"
+    return found._replace(unserved=found.unserved + again) if found.unserved else found
 
 
 def of_config(config: dict[str, Any]) -> Inspection:

@@ -56,7 +56,7 @@ def trial_pod(owner: Owner, revision: str, data: Manifest, uri: str, node: str) 
     """`data`: what the revision is pinned to; `uri`: its model's address; `node`: the node of the replica that it is to replace, which has
     the image, or empty. The pod's name changes with its content, but not with the node."""
     spec, notes = _spec(data, uri), _notes(data)
-    identity = {name: value for name, value in data["podTemplate"]["metadata"]["labels"].items() if name == AZURE_IDENTITY}
+    identity = {name: value for name, value in data["podTemplate"]["metadata"].get("labels", {}).items() if name == AZURE_IDENTITY}
     labels = owner.labels | identity | {LABEL_COMPONENT: COMPONENT_TRIAL, LABEL_SERVICE_UID: inspector_uid(owner.uid)}
     made = stamped(owner, PODS, f"{revision}-trial-{digest([spec, notes])}", labels, {"spec": _near(spec, node)})
     made["metadata"]["annotations"] |= notes | ({ANNOTATION_ONLY_RUNS: "true"} if _incomplete(data["podTemplate"]["spec"]) else {})

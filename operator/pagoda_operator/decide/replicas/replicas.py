@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pagoda_contracts.conditions.service import NOT_SERVED_YET
+from pagoda_contracts.conditions.types import SERVING
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, EXIT_PERMANENT, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
@@ -102,11 +104,22 @@ def _state(observed: Observed, deployment: Child) -> RevisionState:
 
 
 def rejection(observed: Observed, deployment: Child) -> str:
-    """Why its daemons refuse the model for good; empty if they do not, or if one ever served: then the model's files may be repaired."""
+    """Why its daemons refuse the model for good; empty if one does not, because the fault may be its node's. Empty also if one ever served:
+    then the model's files may be repaired."""
     pods = [pod for pod in pods_of(observed, deployment) if pod.counts]
-    if deployment.rejected or _proven(deployment) or any(pod.ready for pod in pods):
+    if any(pod.ready for pod in pods):
+        return ""
+    if deployment.rejected or (_proven(deployment) and not _never_served(observed)):
         return deployment.rejected
-    return next((clean(pod.exit_message) or "no reason given" for pod in pods if pod.exit_code == EXIT_PERMANENT), "")
+    tried = [pod for pod in pods if pod.assigned]
+    if not tried or any(pod.exit_code != EXIT_PERMANENT for pod in tried):
+        return ""
+    return clean(tried[0].exit_message) or "no reason given"
+
+
+def _never_served(observed: Observed) -> bool:
+    """The Deployment controller calls a Deployment complete also if it was made without replicas."""
+    return any((one.type, one.reason) == (SERVING.name, NOT_SERVED_YET.name) for one in observed.status.conditions)
 
 
 def _refused(deployment: Child) -> tuple[Missing, ...]:

@@ -87,9 +87,10 @@ def _serving(observed: Observed, conditions: Conditions) -> Condition:
 
 
 def down(status: Mapping[str, Any]) -> bool:
-    """Whether a service has served before, and by its status neither serves nor sleeps."""
+    """Whether a service has served before, and by its status neither serves, nor sleeps, nor starts in the time that a start takes."""
     lines = {line["type"]: line for line in status["conditions"]}
-    return bool(lines[SERVING.name]["reason"] == NO_REPLICA.name and lines[READY.name]["status"] != "True")
+    waits = lines[SERVING.name]["reason"] == NO_REPLICA.name and lines[READY.name]["status"] != "True"
+    return bool(waits and not status.get("readyExpectedAt"))
 
 
 def _degraded(observed: Observed, health: Health, conditions: Conditions) -> tuple[Condition, ...]:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
-from pagoda_contracts.conditions.types import READY, SERVING, Reason
+from pagoda_contracts.conditions.types import READY, SERVING, STALLED, Reason
 from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
+from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.host import LEAST_CONTEXT
 
@@ -91,11 +92,17 @@ def _least(observed: Observed, plan: Plan) -> int:
     return max(1, min(observed.wanted, scaling.min)) if scaling.mode == "Auto" else 1
 
 
+def _was_ready(ready: Condition | None, stalled: Condition | None) -> bool:
+    """That operator wrote False for what was lost, and Unknown for what never was; False also while Stalled."""
+    lost = ready is not None and ready.status == "False" and (stalled is None or stalled.status != "True")
+    return lost or (ready is not None and ready.status == "True")
+
+
 def has_served(observed: Observed) -> bool:
     """Whether a replica takes requests or ever did, by the last status. An operator before the condition Serving wrote only Ready."""
     last = {one.type: one for one in observed.status.conditions}
     serving, ready = last.get(SERVING.name), last.get(READY.name)
-    before = serving.reason != reasons.NOT_SERVED_YET.name if serving is not None else ready is not None and ready.status == "True"
+    before = serving.reason != reasons.NOT_SERVED_YET.name if serving is not None else _was_ready(ready, last.get(STALLED.name))
     return before or any(pod.serves for pod in observed.pods)
 
 

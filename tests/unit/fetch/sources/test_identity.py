@@ -89,10 +89,17 @@ async def test_gke_s_metadata_server(tmp_path, hub, monkeypatch):
     assert {headers["metadata-flavor"] for headers in hub.asked_for(where)} == {"Google"}
 
 
-@pytest.mark.parametrize(("uri", "word"), [("s3://models/llama", "AWS_ROLE_ARN"), ("az://account/models/llama", "AZURE_CLIENT_ID")])
-async def test_a_pod_without_an_identity_is_told_what_is_missing_and_borrows_none(tmp_path, hub, uri, word):
+@pytest.mark.parametrize(
+    ("uri", "word", "given"),
+    [
+        ("s3://models/llama", "AWS_ROLE_ARN", {}),
+        ("s3://models/llama", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:9/"}),
+        ("az://account/models/llama", "AZURE_CLIENT_ID", {"AZURE_TENANT_ID": "t"}),
+    ],
+)
+async def test_a_pod_without_an_identity_is_told_what_is_missing_and_borrows_none(tmp_path, hub, uri, word, given):
     with pytest.raises(ConfigRejected, match=word):
-        await fetcher(tmp_path, hub).fetch(uri, credential=POD_IDENTITY)
+        await fetcher(tmp_path, hub, **given).fetch(uri, credential=POD_IDENTITY)
     assert hub.asked == []
 
 
@@ -103,6 +110,18 @@ async def test_without_a_credential_a_pod_s_identity_is_not_used(tmp_path, hub, 
     assert set(words) - {"AWS_ENDPOINT_URL"} <= set(IDENTITY_WORDS)
     await fetcher(tmp_path, hub, **words).fetch("s3://models/llama")
     assert all("authorization" not in headers for _, headers in hub.asked)
+
+
+async def test_a_named_credential_is_not_replaced_by_the_pod_s_identity(tmp_path, hub, token, monkeypatch):
+    """obstore reads the process's environment, too, where platforms put an identity."""
+    shelf("az", hub)
+    for word, value in (("AZURE_CLIENT_ID", "c"), ("AZURE_TENANT_ID", "t"), ("AZURE_FEDERATED_TOKEN_FILE", str(token))):
+        monkeypatch.setenv(word, value)
+    made = fetcher(tmp_path, hub)
+    made.credential("sas", AZURE_STORAGE_SAS_TOKEN="sv=1&sig=shared", AZURE_STORAGE_ENDPOINT=f"{hub.url}/account")
+    await made.fetch("az://account/models/llama", credential="sas")
+    assert all("authorization" not in headers for _, headers in hub.asked)
+    assert all(query["sig"] == ["shared"] for query in hub.queries)
 
 
 async def test_an_identity_that_may_not_read_is_forbidden(tmp_path, hub, token):

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
-from pagoda_operator.serve.process import _prepare, _when_ready
+import pytest
+from pagoda_operator.api.errors import SettingsError
+from pagoda_operator.serve.process import _existing, _prepare, _when_ready
 
 
 async def test_a_leader_prepares_once_before_any_worker_begins():
@@ -33,3 +35,25 @@ async def test_a_leader_prepares_once_before_any_worker_begins():
     preparing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await preparing
+
+
+class Namespaces:
+    """An API server with these; one that ends has a deletionTimestamp."""
+
+    def __init__(self, *names, ending=()):
+        self.bodies = [{"metadata": {"name": name} | ({"deletionTimestamp": "now"} if name in ending else {})} for name in names]
+        self.closed = False
+
+    async def list(self, _resource, _namespace, _selector):
+        return self.bodies
+
+    async def close(self):
+        self.closed = True
+
+
+async def test_namespaces_that_are_gone_do_not_keep_the_others_from_being_served():
+    cluster = Namespaces("a", "b", "c", ending="b")
+    assert await _existing(cluster, ("a", "b", "d")) == ("a",)
+    assert cluster.closed
+    with pytest.raises(SettingsError, match="none of b, d exists"):
+        await _existing(cluster, ("b", "d"))

@@ -3,14 +3,14 @@
 from datetime import timedelta
 
 import pytest
-from pagoda_contracts.names import ANNOTATION_PLACEMENT, LABEL_GPU_PRODUCT
+from pagoda_contracts.names import ANNOTATION_PLACEMENT, ANNOTATION_REJECTED, LABEL_GPU_PRODUCT
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES
 from pagoda_operator.decide.placement.place import spare
 from pagoda_operator.decide.placement.question import ask
 from support.harness.harness import Harness
 from support.harness.inventories import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, gpu, inventory, mig, node, pod, resource_slice, whole
 from support.harness.placing import ENGINE, MIXED, bind, config, harness, placement, template
-from support.kube.fake_api import crashed
+from support.kube.fake_api import crashed, running
 
 
 def test_whole_gpus_are_asked_for_on_the_nodes_that_have_them():
@@ -91,6 +91,21 @@ def test_replicas_that_refuse_the_model_give_their_devices_back():
     made.settle()
     bind(made)
     assert (made.reason(), len(made.api.of(PODS)), name in made.names(DEPLOYMENTS)) == ("Available", 2, False)
+
+
+def test_a_replica_that_refuses_alone_may_have_a_bad_node_and_takes_no_other_with_it():
+    made = harness(gpu("H100"), there=(node("a", H100, whole(8)),), replicas=2)
+    made.settle()
+    first, second = made.api.of(PODS)
+    made.api.report(first, crashed(message="ConfigRejected: no CUDA device"))
+    made.api.report(second, running())
+    made.settle()
+    assert made.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2
+    made.api.report(second, running(ready=True))
+    made.settle()
+    made.api.of(DEPLOYMENTS)[0]["metadata"]["annotations"][ANNOTATION_REJECTED] = "by hand"
+    made.settle()
+    assert made.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 2, "one serves"
 
 
 @pytest.mark.parametrize("entries", [(CPU,), (gpu("H100"),)])

@@ -104,6 +104,8 @@ def test_a_profile_s_own_service_account_stays():
     with pytest.raises(SpecProblem, match="the profile's podTemplate sets spec"):
         rendered(profile=profile, model={"uri": "s3://models/llama", "serviceAccountName": "reader"})
     assert rendered(profile=profile)[0]["serviceAccountName"] == "theirs"
+    found = inputs(profile=profile, model={"uri": "s3://models/llama", "serviceAccountName": "reader"})
+    assert inspect_pod(Owner("ns", "tiny", "uid"), found.spec, found.profile)["spec"]["serviceAccountName"] == "theirs"
 
 
 def test_a_cache_is_a_claim_that_the_pod_s_group_may_write():

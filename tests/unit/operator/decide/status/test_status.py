@@ -204,7 +204,7 @@ def test_a_service_that_never_served_is_not_ready_while_it_is_asleep():
     assert (len(harness.api.journal), harness.operator.down()) == (written, 0)
 
 
-@pytest.mark.parametrize(("ready", "state"), [("True", "True"), ("Unknown", "Unknown")])
+@pytest.mark.parametrize(("ready", "state"), [("True", "True"), ("False", "True"), ("Unknown", "Unknown")])
 def test_a_service_that_slept_before_the_condition_serving_came_counts_as_served_if_it_was_ready(ready, state):
     harness = harness_with(running())
     harness.edit(replicas=0)
