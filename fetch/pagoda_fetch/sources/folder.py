@@ -15,8 +15,8 @@ from pagoda_fetch.core.address import Address
 from pagoda_fetch.core.errors import NotFound, Refused
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Listing, RemoteFile, select
-from pagoda_fetch.core.names import check, taken
-from pagoda_fetch.sources.web import Web, base_url, parsed
+from pagoda_fetch.core.names import WEIGHTS, check, taken
+from pagoda_fetch.sources.web import Web, base_url, parsed, refusal
 
 _INDEX: Final = "model.safetensors.index.json"
 _USUAL: Final = (
@@ -39,11 +39,13 @@ class Folder:
 
     async def resolve(self) -> Listing:
         """One request for each file that may be there."""
-        response, body = await self._web.document(f"{self._base}/{_INDEX}", {}, take=_ABSENT)
-        shards = _shards(body, f"{self._base}/{_INDEX}") if response.status_code not in _ABSENT else ()
+        index = f"{self._base}/{_INDEX}"
+        response, body = await self._web.document(index, {}, take=_ABSENT)
+        there = response.status_code not in _ABSENT
+        shards = _shards(body, index) if there else ()
         if len(shards) > self._limits.max_files:
             raise Refused(f"{self._base}: {_INDEX} names {len(shards)} files; at most {self._limits.max_files} are taken")
-        names, turn = dict.fromkeys((_INDEX, *_USUAL, *shards)), asyncio.Semaphore(_AT_A_TIME)
+        names, turn = dict.fromkeys((*((_INDEX,) if there else ()), *_USUAL, *shards)), asyncio.Semaphore(_AT_A_TIME)
 
         async def ask(name: str) -> RemoteFile | None:
             async with turn:
@@ -52,6 +54,8 @@ class Folder:
         found = [file for file in await asyncio.gather(*map(ask, names)) if file is not None]
         if missing := set(shards) - {file.name for file in found}:
             raise NotFound(f"{self._base}: {min(missing)} is not there or may not be read without a credential, and {_INDEX} names it")
+        if response.status_code == HTTPStatus.FORBIDDEN and not any(file.name.endswith(WEIGHTS) for file in found):
+            raise refusal(response.status_code, index)
         if not found:
             raise NotFound(f"{self._base}: no file of a model there that may be read without a credential")
         return select(found, self._limits)

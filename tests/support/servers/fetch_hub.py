@@ -57,6 +57,7 @@ class HubDouble:
     status: int | None = None
     ranges: bool = True
     lengths: bool = True
+    absent: int = 404
     faults: dict[str, Fault] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
@@ -127,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((path, {name.lower(): value for name, value in self.headers.items()}))
         body = self.hub.files.get(path.rpartition("/")[2]) if path in self.hub.extra else None
-        self.send_response(404 if body is None else 200)
+        self.send_response(self.hub.absent if body is None else 200)
         if body is not None and self.hub.lengths:
             self.send_header("content-length", str(len(body)))
             self.send_header("etag", f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"')
@@ -157,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
     def resolve(self, path: str) -> None:
         found = re.fullmatch(r"/org/model/resolve/([^/]+)/(.+)", path)
         if found is None or found[1] != self.hub.commit or found[2] not in self.hub.files:
-            self.answer(404, b"")
+            self.answer(self.hub.absent, b"")
         elif not self.allowed():
             self.answer(401, b"")
         elif found[2] in self.hub.moved or len(self.hub.files[found[2]]) >= LARGE:

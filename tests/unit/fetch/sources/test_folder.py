@@ -71,3 +71,12 @@ async def test_it_has_no_revisions(tmp_path, hub):
     source.revision = "v1"
     with pytest.raises(ConfigRejected, match="no revisions"):
         await source.fetch(source.fetcher(tmp_path))
+
+
+async def test_a_bucket_that_says_403_of_what_is_not_there_is_read(tmp_path):
+    body = FILES["model-00001-of-00002.safetensors"]
+    with running_hub({"config.json": FILES["config.json"], "model.safetensors": body}) as hub:
+        source = shelf("https", hub)
+        del hub.files[INDEX], hub.extra[f"/models/llama/{INDEX}"]
+        hub.absent = 403
+        assert contents(await source.fetch(source.fetcher(tmp_path))) == hub.files
