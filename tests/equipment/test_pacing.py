@@ -94,6 +94,11 @@ def test_a_change_is_three_writes_for_each_object_that_is_written(journal, found
 def test_at_rest_whatever_is_asked_to_be_written_is_found_and_the_lease_is_not():
     lease = write(0, "/apis/coordination.k8s.io/v1/namespaces/n/leases/l", number=0)
     assert list(stirred([Entry(0.0, Seen(1, "GET", PLACE), "forward", 200), lease])) == []
+    events = "/apis/events.k8s.io/v1/namespaces/n/events"
+    told = [json.dumps({"metadata": {"name": "x"}, "regarding": {"kind": kind}}).encode() for kind in ("Lease", "InferenceService")]
+    of_holder, of_service = (Entry(0.0, Seen(1, "POST", events), "forward", 201, body) for body in told)
+    assert list(stirred([of_holder])) == []
+    assert len(list(stirred([of_service]))) == 1
     assert len(list(stirred([write(1), write(0, code=409), write(0, code=0, method="DELETE")]))) == 3
 
 

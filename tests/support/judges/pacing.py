@@ -103,8 +103,14 @@ def _object(entry: Entry) -> str:
 
 
 def stirred(journal: Iterable[Entry]) -> Iterator[str]:
-    """I7: at rest nothing is asked to be written, whatever the answer; the Lease is another matter."""
-    yield from (f"I7: {entry.seen.method} {entry.seen.path} at rest" for entry in journal if entry.seen.write and entry.seen.number)
+    """I7: at rest nothing is asked to be written, whatever the answer; the Lease is another matter, and so is the Event of its new holder."""
+    writes = (entry for entry in journal if entry.seen.write and entry.seen.number and not _about_the_lease(entry))
+    yield from (f"I7: {entry.seen.method} {entry.seen.path} at rest" for entry in writes)
+
+
+def _about_the_lease(entry: Entry) -> bool:
+    told = entry.seen.method == "POST" and entry.seen.path.endswith("/events")
+    return told and json.loads(entry.body)["regarding"]["kind"] == "Lease"
 
 
 class Recovery(NamedTuple):
