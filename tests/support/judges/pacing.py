@@ -103,7 +103,7 @@ def _object(entry: Entry) -> str:
 
 
 def stirred(journal: Iterable[Entry]) -> Iterator[str]:
-    """I7: at rest nothing is asked to be written, whatever the answer; the Lease is another matter, and so is the Event of its new holder."""
+    """I7: at rest nothing is asked to be written, whatever the answer. The Lease is another matter, and the Event of its new holder."""
     writes = (entry for entry in journal if entry.seen.write and entry.seen.number and not _about_the_lease(entry))
     yield from (f"I7: {entry.seen.method} {entry.seen.path} at rest" for entry in writes)
 
