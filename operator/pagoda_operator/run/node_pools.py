@@ -13,13 +13,13 @@ from typing import Final
 
 import structlog
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.nodes import Node
+from pagoda_placement.pools import Pool, gone, read, seen, with_published, written
+from pagoda_placement.slices import Slice, as_slices
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import CONFIG_MAPS
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.nodes import Node
-from pagoda_operator.inventory.pools import Pool, gone, read, seen, with_published, written
-from pagoda_operator.inventory.slices import Slice, as_slices
 from pagoda_operator.run.apply import Cluster, apply_anew
 
 LOOK_EVERY_S: Final = 30.0

@@ -13,15 +13,15 @@ from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_placement.result import Placement
+from pagoda_placement.values import stamp, unix
 from pagoda_sizing.host import LEAST_CONTEXT
 
-from pagoda_operator.api.placement import Placement
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import claim
 from pagoda_operator.decide.replicas.replica import clean, stage, unhealthy
-from pagoda_operator.inventory.values import stamp, unix
 
 Kind = Literal["settled", "reconciling", "stalled"]
 _WAITS: Final[Mapping[str, Reason]] = {

@@ -9,10 +9,10 @@ from pagoda_contracts.resources.effect import ignored_fields
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render.children import identify
 from pagoda_operator.decide.render.pod import Inputs, pod_template
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import identify
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
 

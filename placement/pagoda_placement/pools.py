@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pagoda_operator.inventory.nodes import Node, lasting_labels, lasting_taints, parse_node
-from pagoda_operator.inventory.slices import Published, Slice, published, read_published
-from pagoda_operator.inventory.values import Json
+from pagoda_placement.nodes import Node, lasting_labels, lasting_taints, parse_node
+from pagoda_placement.slices import Published, Slice, published, read_published
+from pagoda_placement.values import Json
 
 # A pool that had no node for so long is forgotten.
 FORGET_S: Final = 30 * 86_400.0
