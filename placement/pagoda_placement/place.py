@@ -41,12 +41,12 @@ def place(question: Question) -> Placement:
     if question.model.unserved:
         why = Undecided(MODEL_REJECTED, f"no daemon serves this model: {question.model.unserved}", stalled=True)
         return Placement(None, PlacementStatus(warnings=warned), undecided=why)
-    candidates = with_verdicts(question, _candidates(question, current), current)
-    if current is not None and _has_room(candidates, current):
+    found = with_verdicts(question, candidates(question, current), current)
+    if current is not None and _has_room(found, current):
         placed = _stay(question, current, warned)
     else:
-        placed = _as_pinned(question, _decide(question, candidates, warned, current))
-    if question.model.shape is None and question.model.unknown and _asks_for_shape(candidates, placed):
+        placed = _as_pinned(question, _decide(question, found, warned, current))
+    if question.model.shape is None and question.model.unknown and _asks_for_shape(found, placed):
         # A wait goes on, and entries that were given up stay so.
         waiting = question.kept.waiting if question.kept else None
         status = PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned)
@@ -108,8 +108,9 @@ def more(question: Question) -> int | None:
     return sum(one.free for one in mine)
 
 
-def _candidates(question: Question, current: Current | None) -> tuple[Candidate, ...]:
-    """Up to the first entry on CPU that is waited for without end. The entry of `current` has a template that stays as it is."""
+def candidates(question: Question, current: Current | None = None) -> tuple[Candidate, ...]:
+    """What each entry could run on, up to the first entry on CPU that is waited for without end. The entry of `current` has a template
+    that stays as it is."""
     required = Requirement.of(question.model.shape, question.spec) if question.model.shape else None
     demand = Demand(question.inventory, question.terms, required, question.model.unknowable)
     kept = replace(demand, terms=pinned(question, current).terms)

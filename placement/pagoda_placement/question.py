@@ -1,4 +1,4 @@
-"""What a placement is decided from. Pure; the operator's `ask` makes it, `place` answers it."""
+"""What a placement is decided from. Pure; the operator's `ask` and `pagoda plan -f` make it, `place` answers it."""
 
 from __future__ import annotations
 

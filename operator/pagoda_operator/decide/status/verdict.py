@@ -4,8 +4,7 @@ Pure; called by `status`. A message has nothing that changes by itself (back-off
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.types import READY, SERVING, STALLED, Reason
@@ -13,8 +12,6 @@ from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_placement.result import Placement
-from pagoda_placement.values import stamp, unix
 from pagoda_sizing.host import LEAST_CONTEXT
 
 from pagoda_operator.api.pods import Pod
@@ -24,11 +21,6 @@ from pagoda_operator.decide.render.fetch import claim
 from pagoda_operator.decide.replicas.replica import clean, stage, unhealthy
 
 Kind = Literal["settled", "reconciling", "stalled"]
-_WAITS: Final[Mapping[str, Reason]] = {
-    "": reasons.WAITING_FOR_CAPACITY,
-    "Expected": reasons.WAITING_FOR_NODES,
-    "Missing": reasons.NO_NODES_CAME,
-}
 
 
 class Verdict(NamedTuple):
@@ -225,19 +217,9 @@ def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, s
         return reasons.WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
         return reasons.ROLLING_OUT, plan.rollout.waits
-    awaited = plan.placement.status.waiting if plan.placement else None
-    if plan.placement is None or awaited is None or any(pod.scheduled for pod in pods):
+    if plan.placement is None or any(pod.scheduled for pod in pods):
         return None
-    said = f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
-    return _WAITS[plan.placement.nodes], said + _deadline(observed, plan.placement, awaited.since)
-
-
-def _deadline(observed: Observed, placement: Placement, since: str) -> str:
-    """What happens if the devices do not come, and when."""
-    if placement.again_at is None:
-        return "" if placement.nodes == "Missing" else "; this wait has no deadline"
-    stalls = placement.nodes == "Expected" and placement.again_at == (unix(since) or 0.0) + observed.node_deadline
-    return f"; at {stamp(placement.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
+    return plan.placement.awaited(observed.node_deadline)
 
 
 def _below_ceiling(plan: Plan, spec: InferenceServiceSpec) -> str:

@@ -13,6 +13,7 @@ from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render.pod import Inputs, pod_template
 from pagoda_placement.result import Resolved
 from pagoda_placement.revision import identify
+from pagoda_placement.terms import terms_of
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
 
@@ -182,3 +183,25 @@ def test_alternatives_of_node_labels_are_joined_to_those_that_are_there():
             [("a.example/gpu", ["x"]), ("b.example/size", ["1", "2"])],
         )
     ]
+
+
+SCHEDULED = [
+    {},
+    {"nodeSelector": {"pool": "gold", "zone": "a"}},
+    {"tolerations": [{"key": "gold", "operator": "Exists"}]},
+    {"nodeSelector": {"zone": "b", "pool": None}, "tolerations": []},
+]
+
+
+@pytest.mark.parametrize("own", SCHEDULED, ids=str)
+@pytest.mark.parametrize("template", SCHEDULED, ids=str)
+@pytest.mark.parametrize("overlay", SCHEDULED, ids=str)
+def test_placement_counts_the_nodes_that_the_rendered_pod_may_use(own, template, overlay):
+    fields = {name: value for name, value in own.items() if name != "nodeSelector"} | {"nodeSelector": {"pool": "silver"}}
+    allow = ["spec.nodeSelector", "spec.tolerations"]
+    profile = default_profile(**fields, podTemplate={"spec": template}, allow=allow)["spec"]
+    found = rendered(gpu(), profile=profile, podTemplate={"spec": overlay})
+    spec = InferenceServiceSpec.model_validate({"model": HUB, "accelerators": [gpu()], "podTemplate": {"spec": overlay}})
+    terms = terms_of(ServingProfileSpec.model_validate(profile), spec, "uid")
+    assert terms.selector == {name: value for name, value in found["nodeSelector"].items() if value is not None}
+    assert sorted(map(str, terms.tolerations)) == sorted(map(str, found["tolerations"]))
