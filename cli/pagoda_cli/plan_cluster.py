@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.conditions.service import INSPECTING_MODEL, NO_ACCELERATOR
 from pagoda_contracts.crds.validation import is_ours, parsed
@@ -34,7 +34,10 @@ from pagoda_cli.validate import findings
 from pagoda_cli.why_text import clean
 
 Json = Mapping[str, Any]
-_UNKNOWN = Inspection(unknown=Undecided(INSPECTING_MODEL, "the model's size is not known yet; to count with it, name the model's folder"))
+_VERDICTS: Final = {"never": "never", "full": "no room now", "unused": "not considered"}
+_UNKNOWN: Final = Inspection(
+    unknown=Undecided(INSPECTING_MODEL, "the model's size is not known yet; to count with it, name the model's folder")
+)
 
 
 class Request(NamedTuple):
@@ -187,12 +190,12 @@ def _would_start(found: Json) -> str:
 
 
 def _on(place: Json) -> str:
-    return place["chosen"] + (f" ({place['device']})" if place["device"] else "")
+    return f"{place['chosen']} ({place['device']})" if place["device"] else str(place["chosen"])
 
 
 def _words(one: Json) -> str:
     if one["verdict"] != "fits":
-        return {"never": "never: ", "full": "no room now: ", "unused": "not considered: "}[one["verdict"]] + one["why"]
+        return f"{_VERDICTS[one['verdict']]}: {one['why']}"
     if one["room"] is None:
         return "fits; the scheduler finds the node"
     held = f", each with {one['requests']} requests of full length" if one["requests"] else ""
