@@ -20,8 +20,7 @@ from pagoda_contracts.names import (
     LABEL_ACCELERATOR,
     LABEL_REVISION,
 )
-
-from pagoda_operator.inventory.values import Json, unix
+from pagoda_placement.values import Json, unix
 
 # The scheduler's words if devices exist and all are in use: for requests, and for ResourceClaims.
 _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")

@@ -4,8 +4,7 @@ Pure; called by `status`. A message has nothing that changes by itself (back-off
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.types import READY, SERVING, STALLED, Reason
@@ -15,20 +14,13 @@ from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_sizing.host import LEAST_CONTEXT
 
-from pagoda_operator.api.placement import Placement
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import claim
 from pagoda_operator.decide.replicas.replica import clean, stage, unhealthy
-from pagoda_operator.inventory.values import stamp, unix
 
 Kind = Literal["settled", "reconciling", "stalled"]
-_WAITS: Final[Mapping[str, Reason]] = {
-    "": reasons.WAITING_FOR_CAPACITY,
-    "Expected": reasons.WAITING_FOR_NODES,
-    "Missing": reasons.NO_NODES_CAME,
-}
 
 
 class Verdict(NamedTuple):
@@ -225,19 +217,9 @@ def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, s
         return reasons.WAITING, f"waiting until {plan.waiting} is deleted"
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
         return reasons.ROLLING_OUT, plan.rollout.waits
-    awaited = plan.placement.status.waiting if plan.placement else None
-    if plan.placement is None or awaited is None or any(pod.scheduled for pod in pods):
+    if plan.placement is None or any(pod.scheduled for pod in pods):
         return None
-    said = f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
-    return _WAITS[plan.placement.nodes], said + _deadline(observed, plan.placement, awaited.since)
-
-
-def _deadline(observed: Observed, placement: Placement, since: str) -> str:
-    """What happens if the devices do not come, and when."""
-    if placement.again_at is None:
-        return "" if placement.nodes == "Missing" else "; this wait has no deadline"
-    stalls = placement.nodes == "Expected" and placement.again_at == (unix(since) or 0.0) + observed.node_deadline
-    return f"; at {stamp(placement.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
+    return plan.placement.awaited(observed.node_deadline)
 
 
 def _below_ceiling(plan: Plan, spec: InferenceServiceSpec) -> str:

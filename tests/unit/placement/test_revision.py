@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.decide.render.children import identify
+from pagoda_placement.revision import identify
 
 BASE = {"model": {"uri": "pvc://models/tiny"}, "accelerators": [{"cpu": {"cores": "250m", "memory": "1Gi"}}]}
 
