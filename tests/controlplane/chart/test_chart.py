@@ -161,6 +161,16 @@ def gateway_of(cluster, *settings):
     return deployment, container, {entry["name"]: entry.get("value") for entry in container["env"]}
 
 
+def test_without_a_gateway_nothing_of_it_is_installed_and_the_operator_reads_replicas_itself(cluster):
+    objects = rendered(cluster, "gateway.enabled=false", "monitoring.serviceMonitor.enabled=true")
+    assert [body["metadata"]["name"] for body in objects if "gateway" in body["metadata"]["name"]] == []
+    assert {body["kind"] for body in objects} >= {"Deployment", "PodMonitor"}
+    environment = the(objects, "Deployment", "pagoda-operator")["spec"]["template"]["spec"]["containers"][0]["env"]
+    set_to = {one["name"]: one.get("value") for one in environment}
+    assert set_to["PAGODA_READ_REPLICAS"] == "true"
+    assert {"PAGODA_GATEWAYS", "PAGODA_GATEWAY_URL"}.isdisjoint(set_to)
+
+
 def test_the_first_key_in_the_notes_is_the_one_that_gateways_let_in(cluster):
     """As `helm install` prints it once; an upgrade and a GitOps tool that is told so make none."""
     said = cluster.helm("install", "--dry-run=client", RELEASE, str(CHART), "--namespace", NAMESPACE)
@@ -502,6 +512,9 @@ def test_nothing_of_prometheus_or_grafana_is_installed_unasked(cluster):
     assert not [found["kind"] for found in rendered(cluster) if "monitoring.coreos.com" in found["apiVersion"]]
     assert len(rendered(cluster, *MONITORING)) == len(rendered(cluster)) + 8
     assert len(rendered(cluster, *MONITORING, "auth.enabled=false")) == len(rendered(cluster)) + 6
+    alone = rendered(cluster, *MONITORING, "gateway.enabled=false")
+    named = {body["metadata"]["name"] for kind in ("PodMonitor", "ServiceAccount", "Secret") for body in of_kind(alone, kind)}
+    assert named == {"pagoda-operator", "pagoda-replicas", "pagoda-metrics"}
 
 
 def test_monitors_select_what_exports(cluster):
