@@ -21,9 +21,10 @@ from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
-from pagoda_operator.api.pods import Answer, Pod, condition_of
+from pagoda_operator.api.pods import Answer, Pod
 from pagoda_operator.api.quota import Grant, Holding, with_successor
 from pagoda_operator.api.signals import Decision, ServiceSignals
+from pagoda_operator.api.starts import condition_of
 from pagoda_operator.inventory.fit import Size
 from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Final
@@ -19,6 +19,7 @@ from pagoda_contracts.metrics import Metric
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import Key, Resource
 from pagoda_operator.run.queue import Outcome
 
@@ -117,8 +118,12 @@ class Metrics:
             Counter(metric.name, metric.help, metric.labels, registry=self._registry)
             for metric in (words.OPERATOR_RECONCILES, words.OPERATOR_ERRORS, words.OPERATOR_WRITES, words.OPERATOR_READS_AGAIN)
         )
-        seconds = words.OPERATOR_RECONCILE_SECONDS
-        self._seconds = Histogram(seconds.name, seconds.help, registry=self._registry, buckets=seconds.buckets)
+        self._seconds, self._starts = (
+            Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets)
+            for metric in (words.OPERATOR_RECONCILE_SECONDS, words.OPERATOR_START_SECONDS)
+        )
+        # Replicas that are on their way to Ready, by uid.
+        self._starting: dict[Key, frozenset[str]] = {}
         self._gauges = {
             metric: Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
             for metric in words.OPERATOR
@@ -132,6 +137,16 @@ class Metrics:
     def read_again(self) -> None:
         """A read that failed and is repeated within its call."""
         self._repeated.inc()
+
+    def started(self, key: Key, pods: Collection[Pod]) -> None:
+        """Counts the starts of a service's replicas that were seen starting and are Ready now. Others may have been Ready before they were
+        seen."""
+        starting = self._starting.pop(key, frozenset())
+        for took in [took for pod in pods if pod.uid in starting and (took := pod.start) is not None]:
+            for phase, seconds in took._asdict().items():
+                self._starts.labels(phase).observe(seconds)
+        if left := frozenset(pod.uid for pod in pods if pod.starting):
+            self._starting[key] = left
 
     def timed(self, reconcile: Callable[[Key], Awaitable[Outcome]]) -> Callable[[Key], Awaitable[Outcome]]:
         """The same run, counted."""

@@ -211,6 +211,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
         sizes=view.sizes,
         ages=Ages(time.monotonic),
         events=events,
+        started=made.metrics.started,
     )
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(DEFAULT_KEY)

@@ -51,7 +51,8 @@ def decide(state: RolloutState) -> Rollout:
     kept = frozenset({old.name}) if record.phase != "Retiring" else frozenset[str]()
     advanced, waits = _advance(state, old, record)
     weights, again = _weights(state, old, advanced), _again(state, old, record)
-    return Rollout(targets, advanced, weights, kept, again, waits, tries=tries(state, old, record))
+    tried, returns = tries(state, old, record), _gives_up(state, advanced)
+    return Rollout(targets, advanced, weights, kept, again, waits, tries=tried, gives_up=returns)
 
 
 def _unchanged(state: RolloutState) -> dict[str, int]:
@@ -131,10 +132,15 @@ def _strategy(state: RolloutState, record: RolloutStatus) -> Strategy:
 
 
 def _broken(state: RolloutState, record: RolloutStatus) -> str:
-    """Why the new revision is given up: it fails in the old one's place, or after it had begun to serve. One that fails beside a whole old
-    revision may still recover."""
+    """Why the new revision is given up."""
+    return state.current.why if state.current.broken and _gives_up(state, record) else ""
+
+
+def _gives_up(state: RolloutState, record: RolloutStatus) -> bool:
+    """Whether a new revision that is broken is given up: in the old one's place, or after it had begun to serve. One that fails beside a
+    whole old revision may still recover."""
     serving = record.since is not None and state.step(record) is not None
-    return state.current.why if state.current.broken and (record.strategy == "Replace" or serving) else ""
+    return record.phase == "Progressing" and (record.strategy == "Replace" or serving)
 
 
 def _rolled_back(record: RolloutStatus, why: str) -> RolloutStatus:

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, COMPONENT_TRIAL, LABEL_COMPONENT
 
-from pagoda_operator.api.pods import Pod, fetch_message, parse_pod
+from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, Revision
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.render.writes import Create, Delete, Write
-from pagoda_operator.decide.replicas.replica import broken, missing, trouble
+from pagoda_operator.decide.replicas.replica import broken, fetch_message, missing, trouble
 
 # It asks for almost nothing. If it has no node after this time, or may not be made, it shows nothing, and the rollout goes on without it.
 PATIENCE_S: Final = 120.0
@@ -98,7 +98,7 @@ def _progress(observed: Observed, pod: Pod) -> str:
     if pod.finished:
         return f"trial pod {pod.name} was evicted before it finished"
     if pod.fetching.exit_code:
-        return fetch_message(pod.name, pod.fetching)
+        return fetch_message(pod)
     if (failed := trouble(observed, pod)) is not None:
         return failed.message
     quiet = "pulls its image and reads the model's config.json" if pod.assigned else "has no node yet"
