@@ -89,7 +89,7 @@ def _last_start(answer: Json) -> Iterator[str]:
     start = answer["lastStart"]
     if not start:
         return
-    phases = {phase: start.get(f"{phase}Seconds", 0) for phase in ("scheduled", "image", "fetch", "load")}
+    phases = {phase: start.get(f"{phase}Seconds", 0) for phase in ("scheduled", "image", "fetch", "load", "warm")}
     yield "last start"
     yield f"  {start['pod']}: Ready at {start['readyAt']}, after {sum(phases.values())} s"
     yield f"    {', '.join(f'{phase} {seconds} s' for phase, seconds in phases.items())}"

@@ -117,7 +117,10 @@ class StartStatus(Model):
     scheduled_seconds: int = Field(ge=0, description="Until it had a node.")
     image_seconds: int = Field(ge=0, description="Pulling images and mounting volumes.")
     fetch_seconds: int = Field(ge=0, description="Fetching the model.")
-    load_seconds: int = Field(ge=0, description="Loading the model, until the replica was Ready.")
+    load_seconds: int = Field(ge=0, description="Loading the model.")
+    warm_seconds: int = Field(
+        ge=0, description="From the end of the load to Ready. 0 if no gateway had reported it then; loadSeconds includes it."
+    )
 
 
 class ScalingDecision(Model):

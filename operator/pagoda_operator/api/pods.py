@@ -104,11 +104,10 @@ class Pod:
         """Whether it is on its first way to Ready. One that was Ready before lost that after its daemon began."""
         return not self.ready and self.restarts == 0 and not 0 < self.steps.loading < self.steps.unready
 
-    @property
-    def start(self) -> Phases | None:
+    def start(self, warm_s: float = 0.0) -> Phases | None:
         """How long its start took; None if it is not Ready, or if a restart hides when its start ended."""
         known = self.ready and self.restarts == 0 and self.created and self.ready_since is not None
-        return phases(self.created, self.steps, self.ready_since or 0.0) if known else None
+        return phases(self.created, self.steps, self.ready_since or 0.0, warm_s) if known else None
 
     @property
     def short(self) -> bool:

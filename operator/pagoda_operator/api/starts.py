@@ -48,23 +48,28 @@ class Steps(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """Whole seconds of a start by phase: until the pod had a node; images and volumes of both containers; the fetch; the load."""
+    """Whole seconds of a start by phase: until the pod had a node; images and volumes of both containers; the fetch; the load; from its end
+    to Ready, which only the replica itself knows."""
 
     scheduled: int = 0
     image: int = 0
     fetch: int = 0
     load: int = 0
+    warm: int = 0
 
 
-def phases(created: float, steps: Steps, ready: float) -> Phases:
-    """The phases from a pod's creation to Ready, in Unix seconds. They add up to the time between these, whatever is missing, out of order
-    or from a clock that is wrong: a step counts as reached between the one before it and the end."""
+def phases(created: float, steps: Steps, ready: float, warm_s: float = 0.0) -> Phases:
+    """The phases from a pod's creation to Ready, in Unix seconds; `warm_s`: the length of the last one.
+
+    They add up to the time between these, whatever is missing, out of order or from a clock that is wrong: a step counts as reached between
+    the one before it and the end.
+    """
     marks = [int(created)]
     end = max(marks[0], int(ready))
-    for at in (steps.scheduled, steps.fetching, steps.fetched, steps.loading):
+    for at in (steps.scheduled, steps.fetching, steps.fetched, steps.loading, end - round(warm_s)):
         marks.append(min(max(marks[-1], int(at)), end))
-    scheduled, sidecar, fetch, daemon, load = (after - before for before, after in pairwise([*marks, end]))
-    return Phases(scheduled, sidecar + daemon, fetch, load)
+    scheduled, sidecar, fetch, daemon, load, warm = (after - before for before, after in pairwise([*marks, end]))
+    return Phases(scheduled, sidecar + daemon, fetch, load, warm)
 
 
 def parse_steps(body: Json) -> Steps:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.client.daemons import Daemons
@@ -68,4 +67,4 @@ class Dependencies:
     ages: Ages
     events: Recorder
     # Counts the starts of a service's replicas.
-    started: Callable[[Key, Collection[Pod]], None]
+    started: Callable[[Key, Observed | None], None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Final
@@ -19,8 +19,7 @@ from pagoda_contracts.metrics import Metric
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.state import Key, Resource
+from pagoda_operator.api.state import Key, Observed, Resource
 from pagoda_operator.run.queue import Outcome
 
 _BEAT: Final = 1.0
@@ -138,12 +137,13 @@ class Metrics:
         """A read that failed and is repeated within its call."""
         self._repeated.inc()
 
-    def started(self, key: Key, pods: Collection[Pod]) -> None:
+    def started(self, key: Key, observed: Observed | None) -> None:
         """Counts the starts of a service's replicas that were seen starting and are Ready now. Others may have been Ready before they were
         seen."""
-        starting = self._starting.pop(key, frozenset())
-        for took in [took for pod in pods if pod.uid in starting and (took := pod.start) is not None]:
-            for phase, seconds in took._asdict().items():
+        starting, pods = self._starting.pop(key, frozenset()), observed.pods if observed is not None else ()
+        for pod in pods:
+            took = observed.start_of(pod) if observed is not None and pod.uid in starting else None
+            for phase, seconds in took._asdict().items() if took is not None else ():
                 self._starts.labels(phase).observe(seconds)
         if left := frozenset(pod.uid for pod in pods if pod.starting):
             self._starting[key] = left

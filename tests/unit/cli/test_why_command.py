@@ -48,7 +48,8 @@ STATUS = {
         "scheduledSeconds": 2,
         "imageSeconds": 18,
         "fetchSeconds": 40,
-        "loadSeconds": 15,
+        "loadSeconds": 11,
+        "warmSeconds": 4,
     },
 }
 SERVICE = {"metadata": {"name": "chat", "namespace": "team", "generation": 3}, "status": STATUS}
@@ -134,7 +135,7 @@ def test_it_prints_all_that_the_operator_said(ask, cluster):
         "  chat-b: Pending: 0/4 nodes have room",
         "last start",
         "  chat-a: Ready at 2026-01-01T10:01:15Z, after 75 s",
-        "    scheduled 2 s, image 18 s, fetch 40 s, load 15 s",
+        "    scheduled 2 s, image 18 s, fetch 40 s, load 11 s, warm 4 s",
         "quota",
         "  blue: gpus 8, mig.3g.40gb 2",
         "    Exhausted: 8 of 8 GPUs are charged",

@@ -55,7 +55,7 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
         ready_expected_at=expected(pods, observed.wanted, observed.starts, observed.now),
-        last_start=last_start(pods, observed.status.last_start),
+        last_start=last_start(observed),
         scaling=_scaling(observed, now),
         placement=plan.placement.status if plan.placement else None,
         rollout=plan.rollout.record if plan.rollout else observed.status.rollout,
@@ -191,9 +191,10 @@ def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequenc
     return statistics.median(known) if known else None
 
 
-def last_start(pods: Iterable[Pod], before: StartStatus | None) -> StartStatus | None:
+def last_start(observed: Observed) -> StartStatus | None:
     """How long the newest replica that started took; as before if none is newer. So it is written once, whatever becomes of the replica."""
-    started = [(pod, took) for pod in pods if (took := pod.start) is not None]
+    before = observed.status.last_start
+    started = [(pod, took) for pod in observed.pods if pod.counts and (took := observed.start_of(pod)) is not None]
     if not started:
         return before
     pod, took = max(started, key=lambda one: (one[0].created, one[0].name))

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from pagoda_contracts import metrics as words
+from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.starts import Steps
-from pagoda_operator.api.state import DEPLOYMENTS, Key
+from pagoda_operator.api.state import DEPLOYMENTS, Key, Observed
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import process
@@ -81,7 +83,9 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
     harness.hooks.again()
     replica = Pod("p", "r", "cpu", meta={"uid": "u"}, created=1_000.0)
     for seen in (replica, replace(replica, ready=True, ready_since=1_075.0, steps=Steps(1_002, 1_012, 1_052, 1_060)), replica):
-        harness.core.metrics.started(Key("ns", "a"), (seen, replace(seen, meta={"uid": "v"}, ready=True, ready_since=1_090.0)))
+        another = replace(seen, meta={"uid": "v"}, ready=True, ready_since=1_090.0)
+        signals = ServiceSignals(endpoints={"p": EndpointSignal(Seen.FRESH, warm_s=4.0)})
+        harness.core.metrics.started(Key("ns", "a"), Observed(ObjectMeta(name="a"), {}, pods=(seen, another), signals=signals))
     harness.core.liveness.watched("/apis/apps/v1/deployments", harness.now)
     harness.later(2.0)
     harness.core.queue._opened = asyncio.get_running_loop().time()
@@ -89,7 +93,7 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         harness.core.queue.add(Key("ns", name))
     harness.later(4.5)
     starts = words.OPERATOR_START_SECONDS.buckets
-    took = {"scheduled": 2, "image": 18, "fetch": 40, "load": 15}
+    took = {"scheduled": 2, "image": 18, "fetch": 40, "load": 11, "warm": 4}
     bounds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
     assert await harness.reported() == {
         'pagoda_operator_reconciles_total{outcome="settled"} 1.0',
