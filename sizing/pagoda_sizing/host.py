@@ -20,6 +20,10 @@ KV_SHARE: Final = (4, 5)
 """Of what is left beside weights and a step, if the cache has no configured size."""
 DEVICE_CONTEXT: Final = 1 << 29
 """What CUDA's context and libraries take of a device before the daemon asks for memory. Assumed, not measured."""
+DAEMON_LEAST: Final = 256 << 20
+"""What a daemon's processes take before they read a model."""
+FETCH_LEAST: Final = 32 << 20
+"""What the fetch sidecar takes before it fetches."""
 _DEVICE_MILLICORES: Final = 1000
 _DEVICE_MEMORY: Final = 4 << 30
 _SLICE_MILLICORES: Final = 500

@@ -10,10 +10,12 @@ from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC
 from pagoda_contracts.names import CONTAINER_DAEMON
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.units import parse_quantity
+from pagoda_sizing.replica import too_little
 
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.placement import Resolved
 from pagoda_operator.decide.render.devices import requested
+from pagoda_operator.decide.render.overlay import leaves, written
 
 _MODEL: Final = "model"
 
@@ -43,6 +45,30 @@ def check(spec: dict[str, Any], wished: dict[str, Any]) -> None:
             source = f"spec.resources requests {asked} of {name}" if by_service else f"a replica requests {asked} of {name}"
             message = f"{source}, above the limit of {limits[name]} in the podTemplate of the profile or the service"
             raise SpecProblem(INVALID_SPEC if by_service else INVALID_PROFILE, message)
+
+
+def check_memory(spec: dict[str, Any], overlay: dict[str, Any], entry: str) -> None:
+    """SpecProblem if a memory limit is below what its container takes without a model: the kernel would kill it at each start.
+
+    `overlay`: the service's podTemplate. `entry`: the field of the service that limits the daemon on CPU; empty on devices.
+    """
+    own = {written(path) for path in leaves(overlay)} if overlay else set()
+    for kind in ("initContainers", "containers"):
+        for container in spec.get(kind) or ():
+            limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+            path = f"spec.{kind}[{container['name']}].resources.limits.memory"
+            if limit is not None and (why := _too_little(container["name"], limit)):
+                by_entry = entry if container["name"] == CONTAINER_DAEMON else ""
+                field = by_entry or f"podTemplate.{path} of the {'service' if path in own else 'profile'}"
+                raise SpecProblem(INVALID_SPEC if by_entry or path in own else INVALID_PROFILE, f"{field} is {limit}: {why}")
+
+
+def _too_little(container: str, limit: Any) -> str:
+    """What is no quantity is left to the API server, whose message names it."""
+    try:
+        return too_little(container, int(parse_quantity(str(limit))))
+    except ValueError:
+        return ""
 
 
 def _on_scratch(spec: dict[str, Any]) -> bool:

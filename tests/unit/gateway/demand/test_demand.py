@@ -28,8 +28,14 @@ SERVICE = Service("ns/s", "u", "2026-01-01T00:00:00Z", ("m",))
 NOW = 100_000.0
 FRAME = Frame(
     *(1, "ready", 3, 2, 0),
-    **{"in_flight": 5, "waiting_tokens": 70, "blocks_used": 20, "blocks_total": 80},
-    **{"revision": "r1", "phase_number": 4, "ttft_p95_ms": 40, "warm_ms": 40},
+    in_flight=5,
+    waiting_tokens=70,
+    blocks_used=20,
+    blocks_total=80,
+    revision="r1",
+    phase_number=4,
+    ttft_p95_ms=40,
+    warm_ms=40,
 )
 
 
