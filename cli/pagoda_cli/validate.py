@@ -89,7 +89,7 @@ def _verdicts(spec: InferenceServiceSpec) -> Iterator[Note]:
     """Memory in which no daemon starts. Placement's word on a published model and the devices that the catalogue knows by the name that an
     entry has."""
     for index, entry in enumerate(spec.accelerators):
-        if entry.cpu is not None and (why := too_little(CONTAINER_DAEMON, int(parse_quantity(entry.cpu.memory)))):
+        if entry.cpu is not None and (why := too_little(CONTAINER_DAEMON, float(parse_quantity(entry.cpu.memory)))):
             yield Note(("accelerators", index, "cpu", "memory"), f"refused: {why}")
     config = config_of(spec.model.uri)
     if config is None:

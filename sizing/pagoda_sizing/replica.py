@@ -118,7 +118,7 @@ def on_cpu(required: Requirement, memory: int) -> Judged:
     return Judged(f"needs {tenths(least, up=True)} for weights + {_cache(required)}, has {tenths(memory)}")
 
 
-def too_little(container: str, limit: int) -> str:
+def too_little(container: str, limit: float) -> str:
     """Returns why a container cannot run within a memory limit, whatever its model; empty if it may."""
     least = _LEAST.get(container, 0)
     return f"container {container} takes {tenths(least, up=True)} without a model" if limit < least else ""

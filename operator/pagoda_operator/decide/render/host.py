@@ -4,6 +4,7 @@ called by `pod`."""
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Final
 
 from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC
@@ -40,7 +41,7 @@ def check(spec: dict[str, Any], wished: dict[str, Any]) -> None:
     daemon = next(one for one in spec["containers"] if one["name"] == CONTAINER_DAEMON)
     requests, limits = (daemon.get("resources", {}).get(name) or {} for name in ("requests", "limits"))
     for name, asked in requests.items():
-        if name in limits and _exceeds(asked, limits[name]):
+        if name in limits and _bytes(asked) > _bytes(limits[name]):
             by_service = wished.get(name) == asked
             source = f"spec.resources requests {asked} of {name}" if by_service else f"a replica requests {asked} of {name}"
             message = f"{source}, above the limit of {limits[name]} in the podTemplate of the profile or the service"
@@ -56,19 +57,11 @@ def check_memory(spec: dict[str, Any], overlay: dict[str, Any], entry: str) -> N
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind) or ():
             limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-            path = f"spec.{kind}[{container['name']}].resources.limits.memory"
-            if limit is not None and (why := _too_little(container["name"], limit)):
+            if why := too_little(container["name"], _bytes(limit)):
+                path = f"spec.{kind}[{container['name']}].resources.limits.memory"
                 by_entry = entry if container["name"] == CONTAINER_DAEMON else ""
                 field = by_entry or f"podTemplate.{path} of the {'service' if path in own else 'profile'}"
                 raise SpecProblem(INVALID_SPEC if by_entry or path in own else INVALID_PROFILE, f"{field} is {limit}: {why}")
-
-
-def _too_little(container: str, limit: Any) -> str:
-    """What is no quantity is left to the API server, whose message names it."""
-    try:
-        return too_little(container, int(parse_quantity(str(limit))))
-    except ValueError:
-        return ""
 
 
 def _on_scratch(spec: dict[str, Any]) -> bool:
@@ -77,9 +70,9 @@ def _on_scratch(spec: dict[str, Any]) -> bool:
     return "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory"
 
 
-def _exceeds(asked: Any, limit: Any) -> bool:
-    """What is no quantity is left to the API server, whose message names it."""
+def _bytes(text: Any) -> float:
+    """A quantity; nan, which exceeds nothing, for what is none: the API server's message names it."""
     try:
-        return parse_quantity(str(asked)) > parse_quantity(str(limit))
+        return float(parse_quantity(str(text)))
     except ValueError:
-        return False
+        return math.nan
