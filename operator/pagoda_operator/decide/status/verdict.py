@@ -142,8 +142,10 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
     share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
-    waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
-    return Verdict("reconciling", reasons.CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+    waits, began = f"; {plan.rollout.waits}" if plan.rollout.waits else "", unix(record.since) or 0.0
+    then = f"at {stamp(began + plan.rollout.hold_s)} the next step begins" if plan.rollout.hold_s and not waits else NO_DEADLINE
+    said = f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}{waiting(began, then)}"
+    return Verdict("reconciling", reasons.CANARY, said)
 
 
 def _given_back(plan: Plan) -> str:
@@ -191,6 +193,8 @@ def _leaving(observed: Observed, plan: Plan) -> tuple[Reason, str]:
         "removing {}: not needed before it served": [name for name in plan.leaving if name not in serving | bad],
     }
     said = "; ".join(what.format(", ".join(names)) for what, names in parts.items() if names)
+    until = max((pod.drain_deadline_ms or 0 for pod in observed.pods if pod.name in plan.leaving), default=0)
+    said += f"; at {stamp(until / 1000)} their requests are ended" if until and parts["draining {}"] else ""
     return reasons.DRAINING if parts["draining {}"] else reasons.REMOVING, said
 
 
@@ -234,7 +238,7 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage:
 
 def _at_deadline(observed: Observed, plan: Plan, found: Stage) -> str:
     """What happens if a replica gets no further. Only a rollout gives up; else a wait may be as long as an image or a node takes."""
-    if plan.rollout is not None and plan.rollout.gives_up:
+    if plan.rollout is not None and plan.rollout.gives_up and not plan.waiting:
         if found.reason in _FAILED:
             return f"if it ends again, {_RETURNS}"
         until = found.until if found.until is not None else _patience(observed, plan)
@@ -252,7 +256,9 @@ def _patience(observed: Observed, plan: Plan) -> float | None:
 def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage | None:
     """Another object must be deleted first, a trial must pass, or all devices are in use; a pod with a node has its own."""
     if plan.waiting:
-        return Stage(0, reasons.WAITING, f"waiting until {plan.waiting} is deleted")
+        there = (*observed.children, *observed.strangers)
+        begun = (child.meta.get("deletionTimestamp") for child in there if f"{child.resource.kind} {child.name}" == plan.waiting)
+        return Stage(0, reasons.WAITING, f"waiting until {plan.waiting} is deleted", unix(next(begun, None)) or 0.0)
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
         return Stage(0, reasons.ROLLING_OUT, plan.rollout.waits)
     awaited = plan.placement.status.waiting if plan.placement else None

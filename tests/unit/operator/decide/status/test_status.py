@@ -297,8 +297,27 @@ def test_a_new_revision_in_the_place_of_the_old_one_says_when_that_comes_back(st
     assert f"; {then}; 1 ready replica of an older revision continues to serve" in harness.conditions()["Ready"]["message"]
 
 
-def test_an_inspection_says_since_when_it_waits():
-    assert loudest(STATES["a model of unknown size"].body()).endswith("; waiting since 2026-01-01T00:00:00Z; this wait has no deadline")
+@pytest.mark.parametrize(
+    ("state", "then"),
+    [
+        ("a model of unknown size", "; waiting since 2026-01-01T00:00:00Z; this wait has no deadline"),
+        ("a canary under way", "; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:05:00Z the next step begins"),
+        (
+            "a revision on trial",
+            "; waiting since 2026-01-01T00:00:00Z; at 2026-01-02T00:00:00Z the service returns to the old revision; 1 r",
+        ),
+        ("a replica draining", "; at 2026-01-01T00:05:00Z their requests are ended"),
+    ],
+)
+def test_a_wait_for_something_else_says_since_when_or_until_when(state, then):
+    assert then in loudest(STATES[state].body())
+
+
+def test_an_object_that_is_being_deleted_is_waited_for_since_then():
+    harness = harness_with(running(ready=True))
+    harness.api.of(DEPLOYMENTS)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:07Z"
+    harness.run()
+    assert "is deleted; waiting since 2026-01-01T00:00:07Z; this wait has no deadline" in loudest(harness.api.of(SERVICES)[0])
 
 
 def test_a_wait_for_devices_without_a_deadline_says_so():
