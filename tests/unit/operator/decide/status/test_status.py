@@ -314,7 +314,7 @@ def test_a_wait_for_something_else_says_since_when_or_until_when(state, then):
 
 
 def test_an_object_that_is_being_deleted_is_waited_for_since_then():
-    harness = harness_with(running(ready=True))
+    harness = harness_with(running())
     harness.api.of(DEPLOYMENTS)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:07Z"
     harness.run()
     assert "is deleted; waiting since 2026-01-01T00:00:07Z; this wait has no deadline" in loudest(harness.api.of(SERVICES)[0])
