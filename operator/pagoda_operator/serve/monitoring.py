@@ -138,14 +138,16 @@ class Metrics:
         self._repeated.inc()
 
     def started(self, key: Key, observed: Observed | None) -> None:
-        """Counts the starts of a service's replicas that were seen starting and are Ready now. Others may have been Ready before they were
-        seen."""
-        starting, pods = self._starting.pop(key, frozenset()), observed.pods if observed is not None else ()
-        for pod in pods:
-            took = observed.start_of(pod) if observed is not None and pod.uid in starting else None
-            for phase, seconds in took._asdict().items() if took is not None else ():
-                self._starts.labels(phase).observe(seconds)
-        if left := frozenset(pod.uid for pod in pods if pod.starting):
+        """Counts the starts of a service's replicas that were seen starting and are Ready now; None if the service is gone. Others may have
+        been Ready before they were seen."""
+        starting = self._starting.pop(key, frozenset())
+        if observed is None:
+            return
+        for pod in observed.pods:
+            if pod.uid in starting and (took := observed.start_of(pod)) is not None:
+                for phase, seconds in took._asdict().items():
+                    self._starts.labels(phase).observe(seconds)
+        if left := frozenset(pod.uid for pod in observed.pods if pod.starting):
             self._starting[key] = left
 
     def timed(self, reconcile: Callable[[Key], Awaitable[Outcome]]) -> Callable[[Key], Awaitable[Outcome]]:
