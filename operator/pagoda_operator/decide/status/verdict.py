@@ -77,11 +77,11 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     made = plan.current is not None and observed.find(DEPLOYMENTS, plan.current.name) is not None
     if made and ready >= wanted and not plan.denied:
         return _arrived(observed, plan, ready)
-    found = _progress(observed, plan, pods)
-    kind: Kind = "stalled" if found.reason is reasons.NO_NODES_CAME else "reconciling"
-    what = clean(found.message) + _field_of(observed.spec, found.message) + waiting(found.since, _at_deadline(observed, plan, found))
+    at = _progress(observed, plan, pods)
+    kind: Kind = "stalled" if at.reason is reasons.NO_NODES_CAME else "reconciling"
+    what = clean(at.message) + _field_of(observed.spec, at.message) + waiting(at.since, _at_deadline(observed, plan, at))
     message = f"{ready} of {wanted} replicas ready: {what}{_serving(observed, plan)}"
-    return Verdict(kind, found.reason, message, made and ready >= _least(observed, plan))
+    return Verdict(kind, at.reason, message, made and ready >= _least(observed, plan))
 
 
 def _field_of(spec: InferenceServiceSpec | None, message: str) -> str:

@@ -122,7 +122,7 @@ async def test_of_two_services_with_one_cache_one_downloads_and_both_run_the_sam
     files, places = model_files(), []
     with running_hub(files) as hub:
         for service in ("chat", "batch"):
-            model = {"uri": "hf://org/name", "revision": COMMIT, "servedNames": [service], "cache": {"pvc": "models"}}
+            model = {"uri": "hf://org/model", "revision": COMMIT, "servedNames": [service], "cache": {"pvc": "models"}}
             _, sidecar, daemon, volumes = rendered(model=model, credentials=[])
             assert volumes["model"]["persistentVolumeClaim"] == {"claimName": "models"}
             assert (mounts(sidecar)["/models"], mounts(daemon)["/models"]) == (("model", False), ("model", True))
