@@ -87,7 +87,7 @@ pagoda-first-key
 {{- /* The first API key's text, made once per rendering, so that the Secret and the notes speak of the same key. Empty if it exists already. */}}
 {{- define "pagoda.firstKey" -}}
 {{- $auth := .Values.gateway.auth }}
-{{- if and $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
+{{- if and .Values.gateway.enabled $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
 {{- if not (hasKey $auth "madeKey") }}{{- $_ := set $auth "madeKey" (printf "pagoda-%s" (randAlphaNum 43)) }}{{ end }}
 {{- $auth.madeKey }}
 {{- end }}

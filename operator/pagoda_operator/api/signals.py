@@ -114,13 +114,14 @@ class RevisionSignal:
 class ServiceSignals:
     """One service now. `measures` are whole bins, oldest first, without a gap since `watched_since`, both in seconds of the caller's
     clock. `fresh`: every known gateway has reported within 3 s. `held` and `wake` are over all gateways, `endpoints` by pod name,
-    `revisions` by hash."""
+    `revisions` by hash. `wakes`: a request would start a service at zero, because there are gateways."""
 
     measures: tuple[Measure, ...] = ()
     watched_since: float = 0.0
     fresh: bool = False
     held: int = 0
     wake: bool = False
+    wakes: bool = True
     endpoints: Mapping[str, EndpointSignal] = field(default_factory=dict)
     revisions: Mapping[str, RevisionSignal] = field(default_factory=dict)
 

@@ -60,6 +60,8 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         waiting_tokens=stats.waiting_tokens,
         prefill_tokens=stats.prefill_tokens,
         in_flight=replica.in_flight,
+        requests_admitted=replica.admitted,
+        requests_ended=replica.admitted - replica.in_flight,
         preparing=replica.preparations.waiting + replica.preparations.running,
         max_concurrency=limits.max_concurrency if limits else 0,
         blocks_used=stats.blocks_used,

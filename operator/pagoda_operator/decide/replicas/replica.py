@@ -172,11 +172,11 @@ def unverified(observed: Observed, pod: Pod) -> str:
         return f"its device is faulty: {fault}"[:_MAX_FAULT]
     signal = _signal(observed, pod)
     if signal is None:
-        return "no gateway has reported it yet" if observed.unheard_s < MISSING_S else ""
+        return "its state is not known yet" if observed.unheard_s < MISSING_S else ""
     if signal.deep_failed:
         return _WRONG_ANSWER
     if signal.bad:
-        return f"no gateway can use it: {signal.reason or signal.verdict}"
+        return f"it takes no requests: {signal.reason or signal.verdict}"
     return "not every gateway has admitted it yet" if signal.lacking else ""
 
 

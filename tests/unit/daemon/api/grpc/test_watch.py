@@ -181,7 +181,7 @@ def test_a_gateway_sees_what_waits_for_its_grammar_or_adapter_as_waiting():
 
 
 def test_a_frame_is_what_the_replica_is():
-    replica = Replica(born=0.0, phase=Phase.PHASE_DRAINING, limits=Ready(64, 1024, 16, 40, 2), in_flight=3)
+    replica = Replica(born=0.0, phase=Phase.PHASE_DRAINING, limits=Ready(64, 1024, 16, 40, 2), in_flight=3, admitted=5)
     replica.stats = Stats(
         running=2, waiting=1, waiting_tokens=9, blocks_used=8, blocks_free=32, blocks_total=40, blocks_cached=5, prefill_tokens=70
     )
@@ -189,6 +189,7 @@ def test_a_frame_is_what_the_replica_is():
     replica.cost_us, replica.drain = (500.0, 7.0, 0.25), Drain(True, False, Until(5, 12_345), 6)
     state = frame(replica, Identity(("m",), "r1", "v1"), 4, 10.0, Pace(0.25, 80.0))
     assert (state.phase, state.in_flight, state.running, state.waiting, state.waiting_tokens) == (Phase.PHASE_DRAINING, 3, 2, 1, 9)
+    assert (state.requests_admitted, state.requests_ended) == (5, 2)
     assert state.prefill_tokens == 70
     assert (state.blocks_cached, state.engine_heartbeat_age_ms, state.step_age_ms, state.predicted_step_ms) == (5, 250, 100, 20)
     # 8 blocks of 16 tokens under two rows: 64 tokens to look back at, a quarter of a microsecond each.
