@@ -24,9 +24,11 @@ REPORT_KEY: Final = "model.json"
 
 
 class Inspection(NamedTuple):
-    """The shape; or, while it is unknown, what is being done about it; or why it cannot be known; or why no daemon serves the model."""
+    """The shape, and the bytes of the files if these were counted; or, while the shape is unknown, what is being done about it; or why it
+    cannot be known; or why no daemon serves the model."""
 
     shape: Model | None = None
+    size: int = 0
     unknown: Undecided | None = None
     unknowable: str = ""
     unserved: str = ""
@@ -58,7 +60,9 @@ def known_model(service: str, spec: InferenceServiceSpec, kept: Mapping[str, Any
     report = str(kept.get(REPORT_KEY, ""))
     if kept.get(SOURCE_KEY) != source_of(spec) or not is_report(report):
         return None
-    found = of_config(json.loads(report)["config"])
+    read = json.loads(report)
+    size = read.get("bytes")
+    found = of_config(read["config"])._replace(size=size if isinstance(size, int) else 0)
     again = f"; if its files were replaced, delete ConfigMap {map_name(service)}"
     return found._replace(unserved=found.unserved + again) if found.unserved else found
 

@@ -62,11 +62,12 @@ def read_pin(text: str) -> Pin | None:
 
 
 class Undecided(NamedTuple):
-    """Why nothing can be decided yet. `stalled`: only an edit helps."""
+    """Why nothing can be decided yet. `stalled`: only an edit helps. `since`: when the wait began, in Unix seconds, if that is known."""
 
     reason: Reason
     message: str
     stalled: bool = False
+    since: float = 0.0
 
 
 class Placement(NamedTuple):

@@ -134,8 +134,9 @@ def render(observed: Observed, owner: Owner, current: Revision, where: Where) ->
 
 
 def _weights(observed: Observed, spec: InferenceServiceSpec) -> int:
-    shape = inspect(observed, spec).shape
-    return shape.weight_bytes("bf16") if shape is not None else 0
+    """Bytes of the model's files: as an inspection counted them, else as a published model has them."""
+    known = inspect(observed, spec)
+    return known.size or (known.shape.weight_bytes("bf16") if known.shape is not None else 0)
 
 
 def _config_text(observed: Observed, current: Revision, config: Manifest) -> str:

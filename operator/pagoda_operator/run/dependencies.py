@@ -69,5 +69,7 @@ class Dependencies:
     sizes: Callable[[], tuple[Size, ...]]
     ages: Ages
     events: Recorder
+    # Counts the starts of a service's replicas.
+    started: Callable[[Key, Observed | None], None]
     # Reads replicas' states, if no gateway does.
     replicas: Replicas | None = None

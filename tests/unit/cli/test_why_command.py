@@ -41,6 +41,16 @@ STATUS = {
     },
     "revisions": [{"hash": "0123456789", "replicas": 2, "readyReplicas": 1, "weight": 10}],
     "outdated": "podTemplate.spec.containers[daemon].image",
+    "lastStart": {
+        "pod": "chat-a",
+        "createdAt": WHEN,
+        "readyAt": "2026-01-01T10:01:15Z",
+        "scheduledSeconds": 2,
+        "imageSeconds": 18,
+        "fetchSeconds": 40,
+        "loadSeconds": 11,
+        "warmSeconds": 4,
+    },
 }
 SERVICE = {"metadata": {"name": "chat", "namespace": "team", "generation": 3}, "status": STATUS}
 PODS = [
@@ -123,6 +133,9 @@ def test_it_prints_all_that_the_operator_said(ask, cluster):
         "  would be rendered differently now: podTemplate.spec.containers[daemon].image; a new value in spec.profileRef.adopt rolls it out",
         "pods that are not ready",
         "  chat-b: Pending: 0/4 nodes have room",
+        "last start",
+        "  chat-a: Ready at 2026-01-01T10:01:15Z, after 75 s",
+        "    scheduled 2 s, image 18 s, fetch 40 s, load 11 s, warm 4 s",
         "quota",
         "  blue: gpus 8, mig.3g.40gb 2",
         "    Exhausted: 8 of 8 GPUs are charged",

@@ -33,11 +33,11 @@ def resources(accelerator: Accelerator, resolved: Resolved) -> dict[str, Any]:
 
 
 def requested(accelerator: Accelerator, resolved: Resolved, fetched: int) -> dict[str, Any]:
-    """What a replica on devices requests of its node besides them, so that the kubelet does not evict it first. `fetched`: bytes of the
-    model if they lie on the pod's scratch disk. Nothing on CPU, where the entry says it."""
-    if accelerator.cpu is not None:
-        return {}
+    """What a replica requests of its node besides devices, so that the kubelet does not evict it first. `fetched`: bytes of the model if
+    they lie on the pod's scratch disk. On CPU the entry says the rest."""
     host = beside_devices(ranks(accelerator), sliced=bool(resolved.profile), fetched=fetched)
+    if accelerator.cpu is not None:
+        return {"ephemeral-storage": f"{-(-host.disk // (1 << 20))}Mi"} if fetched else {}
     sizes = {"memory": host.memory, "ephemeral-storage": host.disk}
     return {"cpu": f"{host.millicores}m"} | {name: f"{-(-size // (1 << 20))}Mi" for name, size in sizes.items()}
 

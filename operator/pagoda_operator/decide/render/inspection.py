@@ -71,7 +71,9 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
             unknown=Undecided(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True)
         )
     failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
-    return Inspection(unknown=Undecided(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"))
+    since = parse_pod(pod.body).created if pod else 0.0
+    said = f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"
+    return Inspection(unknown=Undecided(INSPECTING_MODEL, said, since=since))
 
 
 def _obstacle(observed: Observed, live: Child | None) -> str:

@@ -136,6 +136,7 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
     result = host.with_requests(result, inputs.accelerator, inputs.resolved, inputs.weights)
     host.check(result["spec"], devices.chosen(inputs.spec.resources))
+    host.check_memory(result["spec"], overlay, _memory_field(inputs))
     return devices.on_devices(result, inputs.accelerator, inputs.resolved, inputs.revision.name)
 
 
@@ -183,6 +184,10 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         deterministic=engine.deterministic or None,
         prefix_caching=None if engine.kv_cache.prefix_caching else False,
     )
+
+
+def _memory_field(inputs: Inputs) -> str:
+    return f"spec.accelerators[{inputs.spec.accelerators.index(inputs.accelerator)}].cpu.memory" if inputs.accelerator.cpu else ""
 
 
 def _wished(inputs: Inputs) -> dict[str, Any]:

@@ -77,11 +77,11 @@ def _state(observed: Observed, deployment: Child) -> RevisionState:
     pods = [pod for pod in pods_of(observed, deployment) if pod.counts]
     lacks = [lack for pod in pods if not pod.ready for lack in missing(observed, pod)]
     failed = [why for pod in pods if (why := broken(observed, pod))]
-    refused = _refused(deployment)
-    late = deployment.rejected or _late(deployment) or next((lack.why for lack in refused if lack.until <= observed.now), "")
+    denied = refused(deployment)
+    late = deployment.rejected or _late(deployment) or next((lack.why for lack in denied if lack.until <= observed.now), "")
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
     uncertain = {pod.name: unverified(observed, pod) for pod in pods if pod.serves}
-    timers = [left for lack in (*lacks, *refused) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
+    timers = [left for lack in (*lacks, *denied) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
     short = [pod for pod in pods if pod.short][deployment.extra :]
     asked = deployment.ordered if deployment.extra else len(pods)  # no rollout decides by a successor
     return RevisionState(
@@ -122,7 +122,7 @@ def _never_served(observed: Observed) -> bool:
     return any((one.type, one.reason) == (SERVING.name, NOT_SERVED_YET.name) for one in observed.status.conditions)
 
 
-def _refused(deployment: Child) -> tuple[Missing, ...]:
+def refused(deployment: Child) -> tuple[Missing, ...]:
     """Pods that the API server refuses (a quota, PodSecurity, a webhook) show only in this condition."""
     failure = deployment.condition("ReplicaFailure")
     since = unix(failure.get("lastTransitionTime"))
