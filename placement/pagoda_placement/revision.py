@@ -16,7 +16,7 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_placement.values import digest
 
 # An empty value of these means the same as none.
-_ON_CPU: Final = ("health", "slo")
+_ON_CPU: Final = ("health", "slo", "clientKeys")
 _ONLY_IF_SET: Final = (*_ON_CPU, "resources")  # on CPU the entry says what is requested
 
 
