@@ -156,7 +156,7 @@ def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...], *
     accounts = ((callers.gateway, COMPONENT_GATEWAY), (callers.operator, COMPONENT_OPERATOR))
     peers = [_pods(namespace_of(account), {LABEL_NAME: "pagoda", LABEL_COMPONENT: component}) for account, component in accounts]
     # A policy cannot select by account: the whole namespace may read metrics, and the token decides.
-    namespaces = sorted({namespace_of(account) for account in callers.metrics})
+    namespaces = sorted({*map(namespace_of, callers.metrics), *callers.metrics_namespaces})
     readers = [*map(_pods, namespaces), *map(_network, callers.metrics_from)]
     metrics = [{"from": readers, "ports": _tcp(PORT_DAEMON_HTTP)}] if readers else []
     proxies = [{"from": [*map(_pods, callers.proxies)], "ports": _tcp(PORT_DAEMON_HTTP)}] if callers.proxies else []

@@ -18,7 +18,9 @@ from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render.children import Owner, core_service
+from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_placement.revision import identify
 
 LABELS = {"a": "label", "serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": "uid"}
@@ -153,6 +155,19 @@ def test_profile_s_template_overrides_its_own_fields():
     assert spec["nodeSelector"] == {"zone": "a", "disk": "ssd"}
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in spec["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in daemon["volumeMounts"]  # noqa: S108
+
+
+def test_all_pods_of_a_service_have_the_profile_s_images_and_pull_secrets():
+    """Replica with sidecars, inspection and trial: by digest and by a pull Secret, as in a cluster without internet."""
+    images = {name: f"registry.example.com/pagoda/{name}@sha256:{'a' * 64}" for name in ("daemon", "fetch")}
+    words = {"images": images, "imagePullSecrets": [{"name": "pull"}]}
+    made = inputs(words, model={"uri": "s3://bucket/model"}, adapters={})
+    owner, template = Owner("ns", "tiny", "uid"), pod_template(made)
+    trial = trial_pod(owner, made.revision.name, {"podTemplate": template}, "s3://bucket/model", "")
+    specs = [found["spec"] for found in (template, trial, inspect_pod(owner, made.spec, made.profile))]
+    assert [spec["imagePullSecrets"] for spec in specs] == [[{"name": "pull"}]] * 3
+    used = [{one["image"] for one in (*spec.get("initContainers", ()), *spec["containers"])} for spec in specs]
+    assert used == [set(images.values())] * 2 + [{images["fetch"]}]
 
 
 def test_a_profile_may_relax_our_defaults():
