@@ -16,13 +16,13 @@ from itertools import islice
 from typing import Final
 
 from pagoda_contracts.resources.scaling import ScalingSpec
-
 from pagoda_operator.api.signals import BIN_S, Decision, Measure, ServiceSignals
 from pagoda_operator.decide.scale.demand import KEPT, Level, amended
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import DAY_S, Learned
 from pagoda_operator.decide.scale.scaling import decide
-from pagoda_operator.replay.simulation import Bounds, Policy, Replica, SimulatedService
+
+from pagoda_replay.simulation import Bounds, Policy, Replica, SimulatedService
 
 PERIOD_S: Final = 15.0
 _FILL: Final = 0.8  # of a replica's rows, which the HPA aims at

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from pagoda_contracts.resources.scaling import Predictive
-from pagoda_operator.api.errors import TraceRefused
-from pagoda_operator.replay.command import SHAPES, generate, main, read, write
-from pagoda_operator.replay.policies import Calendar, Hpa, hpa, pagoda, plain
-from pagoda_operator.replay.simulation import Arrival, Bounds, Replica, SimulatedService, replay
+from pagoda_replay.command import SHAPES, TraceRefused, generate, main, read, write
+from pagoda_replay.policies import Calendar, Hpa, hpa, pagoda, plain
+from pagoda_replay.simulation import Arrival, Bounds, Replica, SimulatedService, replay
 
 
 @cache

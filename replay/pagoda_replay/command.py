@@ -1,4 +1,4 @@
-"""`pagoda-operator replay TRACE.jsonl`: replicas, queue, misses and GPU hours of a trace under our policy and under an HPA.
+"""`pagoda-replay TRACE.jsonl`: replicas, queue, misses and GPU hours of a trace under our policy and under an HPA.
 
 A trace is JSON lines, recorded or generated from a seed. Called by `__main__`. Reads and writes files and standard output, nothing else.
 """
@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from pagoda_contracts.resources.scaling import ScalingSpec
-from pydantic import ValidationError
-
-from pagoda_operator.api.errors import TraceRefused
 from pagoda_operator.api.state import explain
 from pagoda_operator.decide.scale.bounds import refused
 from pagoda_operator.decide.scale.learned import DAY_S
-from pagoda_operator.replay.policies import Calendar, hpa, pagoda, plain
-from pagoda_operator.replay.simulation import Arrival, Bounds, Outcome, Replica, replay
+from pydantic import ValidationError
+
+from pagoda_replay.policies import Calendar, hpa, pagoda, plain
+from pagoda_replay.simulation import Arrival, Bounds, Outcome, Replica, replay
 
 _LINES: Final = 24
 _MINUTE: Final = 60.0
@@ -34,6 +33,10 @@ _HOUR: Final = 3600.0
 _PROMPT_TOKENS: Final = (6.0, 0.8)  # of a log-normal: a median of 403 tokens, 5 % above 1,500
 _ANSWER_TOKENS: Final = (5.3, 0.6)  # a median of 200, 5 % above 540
 _MOST_TOKENS: Final = 8192
+
+
+class TraceRefused(Exception):
+    """A trace that cannot be replayed; names the line and what is accepted."""
 
 
 def main(argv: Sequence[str], out: TextIO = sys.stdout) -> int:
@@ -47,7 +50,7 @@ def main(argv: Sequence[str], out: TextIO = sys.stdout) -> int:
     try:
         found = _replayed(arguments)
     except (OSError, TraceRefused) as error:
-        sys.stderr.write(f"pagoda-operator replay: {arguments.trace}: {error}\n")
+        sys.stderr.write(f"pagoda-replay: {arguments.trace}: {error}\n")
         return 2
     if arguments.json:
         summaries = ({name: value for name, value in asdict(outcome).items() if name != "course"} for outcome in found)
@@ -86,7 +89,7 @@ def _spec(file: Path) -> ScalingSpec:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pagoda-operator replay", description="What scaling would have done with recorded demand.")
+    parser = argparse.ArgumentParser(prog="pagoda-replay", description="What scaling would have done with recorded demand.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("trace", nargs="?", type=Path, help="JSON lines with at (seconds), prompt and answer (tokens)")
     what.add_argument("--generate", choices=sorted(SHAPES), help="write such a trace instead")
