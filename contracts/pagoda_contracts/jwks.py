@@ -26,6 +26,8 @@ _OPTIONS: Final[Options] = {
     "verify_aud": True,
     "verify_nbf": True,
 }
+_STORED: Final[Options] = {"require": ["iss", "sub"], "verify_signature": True, "verify_aud": False}
+_STORED_ISSUER: Final = "kubernetes/serviceaccount"  # of such tokens in every cluster
 # What Kubernetes itself allows: a fresh token is valid from its maker's now, which a slower clock has not reached. The end is judged to the
 # second.
 _LEEWAY_S: Final = 60.0
@@ -47,6 +49,10 @@ class BadToken(Exception):
     """Proves nothing; says why in a sentence, without the token."""
 
 
+class Unbound(BadToken):
+    """It has no end or no audience, as a token that a Secret keeps."""
+
+
 class Claims(NamedTuple):
     """The account that the token is for, and until when it is valid (Unix seconds)."""
 
@@ -56,16 +62,31 @@ class Claims(NamedTuple):
 
 def verify(token: str, keys: Keys, issuer: str | None, now: float) -> Claims:
     """BadToken says what is wrong. Without an issuer any is accepted: the keys are one cluster's."""
-    try:
-        key = _key(keys, jwt.get_unverified_header(token))
-        algorithms = [key.algorithm_name]
-        claims = jwt.decode(token, key, algorithms, _OPTIONS, audience=TOKEN_AUDIENCE, issuer=issuer, leeway=_LEEWAY_S)
-    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:  # JSON can trip its reader
-        raise BadToken(_sentence(error)) from None
+    claims = _decode(token, keys, _OPTIONS, TOKEN_AUDIENCE, issuer)
     found = Claims(claims["sub"], float(claims["exp"]))
     if found.until <= now:
         raise BadToken(_EXPIRED)
     return found
+
+
+def stored(token: str, keys: Keys) -> str:
+    """Returns the account of a token that a Secret keeps (type kubernetes.io/service-account-token); BadToken for any other one."""
+    claims = _decode(token, keys, _STORED, None, _STORED_ISSUER)
+    if not {"exp", "aud"}.isdisjoint(claims):
+        raise BadToken(_sentence(ValueError()))
+    return str(claims["sub"])
+
+
+def _decode(token: str, keys: Keys, options: Options, audience: str | None, issuer: str | None) -> dict[str, Any]:
+    try:
+        key = _key(keys, jwt.get_unverified_header(token))
+        algorithms = [key.algorithm_name]
+        claims: dict[str, Any] = jwt.decode(token, key, algorithms, options, audience=audience, issuer=issuer, leeway=_LEEWAY_S)
+    except jwt.MissingRequiredClaimError as error:
+        raise Unbound(_sentence(error)) from None
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:  # JSON can trip its reader
+        raise BadToken(_sentence(error)) from None
+    return claims
 
 
 def _key(keys: Keys, header: Mapping[str, Any]) -> jwt.PyJWK:

@@ -174,6 +174,9 @@ class TokensConfig(_Section):
     subjects: dict[str, Literal["gateway", "operator", "metrics"]] = Field(
         default_factory=dict, description="system:serviceaccount:<namespace>:<name> → role; any other subject has none."
     )
+    subjects_file: str | None = Field(
+        default=None, description="A JSON file that takes the place of `subjects` while it exists; read again when it changes."
+    )
 
 
 class AuthConfig(_Section):

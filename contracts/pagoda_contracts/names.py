@@ -188,6 +188,8 @@ ROLE_ADMIN: Final = "admin"  # loads and unloads adapters of a stand-alone daemo
 JWKS_CONFIG_MAP: Final = "pagoda-jwks"
 COMPONENT_JWKS: Final = "jwks"
 JWKS_KEY: Final = "jwks.json"
+# Beside them, the accounts of the installation that runs now: another one may have made the replicas.
+SUBJECTS_KEY: Final = "subjects.json"
 JWKS_DIR: Final = "/etc/pagoda-jwks"
 # The digests of clients' keys (spec.clientKeys): the Secret's entry, and where a replica has it.
 CLIENT_KEYS_KEY: Final = "keys"

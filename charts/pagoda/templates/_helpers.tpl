@@ -12,12 +12,39 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{- define "pagoda.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
+{{- /* An image as nodes pull it: global.imageRegistry stands before one that names no registry. Called with root and image. */}}
+{{- define "pagoda.image" -}}
+{{- $registry := .root.Values.global.imageRegistry | default "" | trimSuffix "/" }}
+{{- $first := splitList "/" .image | first }}
+{{- $named := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) }}
+{{- if or $named (not $registry) }}{{ .image }}{{ else }}{{ printf "%s/%s" $registry .image }}{{ end }}
+{{- end }}
+
+{{- /* The spec of a pod of ours without its account, containers and volumes. Called with root, component, pod and grace. A value of `pod`
+replaces ours of the same name; Helm has merged its maps, such as securityContext, with those of values.yaml. */}}
+{{- define "pagoda.pod" -}}
+{{- $apart := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" }}
+{{- $_ := set $apart "labelSelector" (dict "matchLabels" (include "pagoda.selector" . | fromYaml)) }}
+{{- $pod := .pod | default dict | deepCopy }}
+{{- range $name, $value := dict "enableServiceLinks" false "terminationGracePeriodSeconds" .grace "topologySpreadConstraints" (list $apart) }}
+{{- if not (hasKey $pod $name) }}{{- $_ := set $pod $name $value }}{{ end }}
+{{- end }}
+{{- with concat (.root.Values.global.imagePullSecrets | default list) ($pod.imagePullSecrets | default list) | uniq }}
+{{- $_ := set $pod "imagePullSecrets" . }}
+{{- end }}
+{{- toYaml $pod }}
+{{- end }}
+
+{{- /* The ServingProfile `default`, with the registry and the pull Secrets that all pods get. */}}
+{{- define "pagoda.profile" -}}
+{{- $profile := deepCopy .Values.defaultProfile }}
+{{- range $name, $image := .Values.defaultProfile.images }}
+{{- $_ := set $profile.images $name (include "pagoda.image" (dict "root" $ "image" $image)) }}
+{{- end }}
+{{- with concat (.Values.global.imagePullSecrets | default list) ($profile.imagePullSecrets | default list) | uniq }}
+{{- $_ := set $profile "imagePullSecrets" . }}
+{{- end }}
+{{- toJson $profile }}
 {{- end }}
 
 {{- define "pagoda.containerSecurity" -}}
@@ -54,17 +81,31 @@ readinessProbe:
 {{- mul $number (get (dict "s" 1 "m" 60 "h" 3600) $unit) }}
 {{- end }}
 
+{{- /* Whether there are gateways. Values of a release from before this one, as --reuse-values brings them, say nothing. */}}
+{{- define "pagoda.gateway" -}}
+{{- if ne (toString .Values.gateway.enabled) "false" }}true{{ end }}
+{{- end }}
+
+{{- /* The account whose token the monitors show to replicas; empty if nothing asks for one. */}}
+{{- define "pagoda.collector" -}}
+{{- if and .Values.auth.enabled .Values.monitoring.serviceMonitor.enabled }}{{ .Release.Namespace }}/{{ .Release.Name }}-metrics{{ end }}
+{{- end }}
+
 {{- /* Who may call replicas, as the operator reads it. */}}
 {{- define "pagoda.callers" -}}
 {{- $callers := dict
       "gateway" (printf "%s/%s-gateway" .Release.Namespace .Release.Name)
       "operator" (printf "%s/%s-operator" .Release.Namespace .Release.Name)
-      "metrics" .Values.auth.metrics.accounts
+      "metrics" (concat .Values.auth.metrics.accounts (include "pagoda.collector" . | splitList "," | compact) | default list)
       "metricsFrom" .Values.auth.metrics.networks
       "tokens" .Values.auth.enabled
-      "networkPolicy" .Values.networkPolicy.enabled }}
+      "networkPolicy" .Values.networkPolicy.enabled
+      "clients" (not (include "pagoda.gateway" .)) }}
 {{- with .Values.networkPolicy.proxies }}
 {{- $callers = set $callers "proxies" . }}
+{{- end }}
+{{- if .Values.monitoring.serviceMonitor.enabled }}
+{{- $callers = set $callers "metricsNamespaces" .Values.monitoring.serviceMonitor.namespaces }}
 {{- end }}
 {{- $callers | toJson }}
 {{- end }}
@@ -87,7 +128,7 @@ pagoda-first-key
 {{- /* The first API key's text, made once per rendering, so that the Secret and the notes speak of the same key. Empty if it exists already. */}}
 {{- define "pagoda.firstKey" -}}
 {{- $auth := .Values.gateway.auth }}
-{{- if and .Values.gateway.enabled $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
+{{- if and (include "pagoda.gateway" .) $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
 {{- if not (hasKey $auth "madeKey") }}{{- $_ := set $auth "madeKey" (printf "pagoda-%s" (randAlphaNum 43)) }}{{ end }}
 {{- $auth.madeKey }}
 {{- end }}

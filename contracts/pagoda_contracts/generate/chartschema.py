@@ -15,8 +15,14 @@ PATH: Final = "charts/pagoda/values.schema.json"
 Schema = dict[str, Any]
 
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
-_ANYTHING: Final[Schema] = {"type": "object"}
-_IMAGE: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 512}
+# As a profile's images: a name with a tag, a digest or both.
+_IMAGE: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z0-9][a-zA-Z0-9./:@_-]*$", "minLength": 1, "maxLength": 512}
+_REGISTRY: Final[Schema] = {"type": "string", "pattern": "^([a-zA-Z0-9][a-zA-Z0-9._-]*(:[0-9]+)?(/[a-zA-Z0-9._-]+)*/?)?$", "maxLength": 256}
+# What the chart decides itself. YAML would have two keys of one name, of which the later one would count.
+_POD: Final[Schema] = {
+    "type": "object",
+    "properties": dict.fromkeys(("containers", "volumes", "serviceAccountName", "automountServiceAccountToken"), False),
+}
 # 0: as many as there are replicas.
 _GATEWAYS: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 1000}
 _PULL: Final[Schema] = {"enum": ["Always", "IfNotPresent", "Never"]}
@@ -54,11 +60,13 @@ def text() -> str:
 
 
 def schema() -> Schema:
-    """The values' schema; Helm itself adds `global` to every chart's values."""
+    """The values' schema. `global` is open: a chart above this one puts values for others there."""
+    profile = _strict(structural(SERVING_PROFILE.model)["properties"]["spec"])
+    pull = profile["properties"]["imagePullSecrets"]
     about = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of charts/pagoda"}
     return about | _closed(
         {
-            "global": _ANYTHING,
+            "global": {"type": "object", "properties": {"imageRegistry": _REGISTRY, "imagePullSecrets": pull}},
             "crds": _closed({"install": _BOOLEAN, "keep": _BOOLEAN}),
             "operator": _closed(_workload() | {"flowSchema": _BOOLEAN, "namespaces": _NAMESPACES}),
             "gateway": _closed(
@@ -85,10 +93,10 @@ def schema() -> Schema:
             ),
             "auth": _closed({"enabled": _BOOLEAN, "metrics": _closed({"accounts": _ACCOUNTS, "networks": _NETWORKS})}),
             "networkPolicy": _closed({"enabled": _BOOLEAN, "proxies": _NAMESPACES}),
-            "defaultProfile": _strict(structural(SERVING_PROFILE.model)["properties"]["spec"]),
+            "defaultProfile": profile,
             "monitoring": _closed(
                 {
-                    "serviceMonitor": _closed({"enabled": _BOOLEAN, "interval": _DURATION, "labels": _LABELS}),
+                    "serviceMonitor": _closed({"enabled": _BOOLEAN, "namespaces": _NAMESPACES, "interval": _DURATION, "labels": _LABELS}),
                     "prometheusRule": _closed({"enabled": _BOOLEAN, "labels": _LABELS}),
                     "dashboard": _closed({"enabled": _BOOLEAN, "labels": _LABELS}),
                 }
@@ -99,7 +107,7 @@ def schema() -> Schema:
 
 def _workload() -> Schema:
     resources = _closed({"requests": _QUANTITIES, "limits": _QUANTITIES})
-    return {"image": _IMAGE, "imagePullPolicy": _PULL, "replicas": _REPLICAS, "resources": resources, "pod": _ANYTHING}
+    return {"image": _IMAGE, "imagePullPolicy": _PULL, "replicas": _REPLICAS, "resources": resources, "pod": _POD}
 
 
 def _closed(properties: Schema) -> Schema:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pagoda_contracts.bearer import subject
 from pagoda_contracts.launch import AuthConfig, TokensConfig
-from pagoda_contracts.names import JWKS_DIR, JWKS_KEY, ROLE_GATEWAY, ROLE_METRICS, ROLE_OPERATOR
+from pagoda_contracts.names import JWKS_DIR, JWKS_KEY, ROLE_GATEWAY, ROLE_METRICS, ROLE_OPERATOR, SUBJECTS_KEY
 from pagoda_contracts.resources.profile import is_network
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -38,19 +38,25 @@ class Callers(BaseModel):
     operator: Account
     metrics: tuple[Account, ...] = ()
     metrics_from: tuple[Network, ...] = ()
+    metrics_namespaces: tuple[Namespace, ...] = Field(default=(), description="Namespaces of Prometheus, which shows a token of `metrics`.")
     proxies: tuple[Namespace, ...] = Field(default=(), description="Namespaces of Envoys that send requests to replicas themselves.")
     tokens: bool = Field(default=True, description="Replicas of new revisions ask for tokens.")
+    clients: bool = Field(default=False, description="There is no gateway: services may let clients call replicas.")
     network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
 
     def auth(self) -> AuthConfig | None:
         """Returns the DaemonConfig's part. It names no issuer: the keys are this cluster's, and a cluster that changes its issuer's name
-        must not lock callers out of running revisions."""
+        must not lock callers out of running revisions. For the same reason the accounts stand in a file beside the keys as well."""
         if not self.tokens:
             return None
-        pairs = [(self.gateway, ROLE_GATEWAY), (self.operator, ROLE_OPERATOR), *((account, ROLE_METRICS) for account in self.metrics)]
-        subjects = {subject(account): role for account, role in pairs}
-        config = {"jwksFile": f"{JWKS_DIR}/{JWKS_KEY}", "subjects": subjects}
+        files = {"jwksFile": f"{JWKS_DIR}/{JWKS_KEY}", "subjectsFile": f"{JWKS_DIR}/{SUBJECTS_KEY}"}
+        config = files | {"subjects": self.subjects()}
         return AuthConfig(tokens=TokensConfig.model_validate(config), metrics_from=self.metrics_from)
+
+    def subjects(self) -> dict[str, str]:
+        """Returns the role of each account, by the subject of its tokens."""
+        pairs = [(self.gateway, ROLE_GATEWAY), (self.operator, ROLE_OPERATOR), *((account, ROLE_METRICS) for account in self.metrics)]
+        return {subject(account): role for account, role in pairs}
 
 
 def namespace_of(account: Account) -> str:

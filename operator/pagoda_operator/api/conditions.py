@@ -8,8 +8,7 @@ from typing import Final, Literal, NamedTuple, Self
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType
 from pagoda_contracts.resources.meta import Condition
-
-from pagoda_operator.inventory.values import stamp
+from pagoda_placement.values import stamp
 
 State = Literal["True", "False", "Unknown"]
 NO_DEADLINE: Final = "this wait has no deadline"

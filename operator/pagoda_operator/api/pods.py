@@ -18,6 +18,7 @@ from pagoda_contracts.names import (
     LABEL_ACCELERATOR,
     LABEL_REVISION,
 )
+from pagoda_placement.values import Json, unix
 
 from pagoda_operator.api.starts import (
     Fetching,
@@ -31,7 +32,6 @@ from pagoda_operator.api.starts import (
     parse_steps,
     phases,
 )
-from pagoda_operator.inventory.values import Json, unix
 
 # The scheduler's words if devices exist and all are in use: for requests, and for ResourceClaims.
 _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")

@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pagoda_contracts.names import CONTAINER_DAEMON, CONTAINER_FETCH, EXIT_PERMANENT
-
-from pagoda_operator.inventory.values import Json, unix
+from pagoda_placement.values import Json, unix
 
 
 class Fetching(NamedTuple):

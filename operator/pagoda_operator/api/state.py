@@ -18,6 +18,9 @@ from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServi
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from pagoda_contracts.units import parse_duration
 from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
+from pagoda_placement.fit import Size
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.values import Json as Json  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
@@ -25,9 +28,6 @@ from pagoda_operator.api.pods import Answer, Pod
 from pagoda_operator.api.quota import Grant, Holding, with_successor
 from pagoda_operator.api.signals import Decision, ServiceSignals
 from pagoda_operator.api.starts import Phases, condition_of
-from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)
 
 
 class Resource(NamedTuple):

@@ -17,9 +17,11 @@ from pagoda_contracts.names import ANNOTATION_RENDERED, CONTAINER_FETCH, DAEMON_
 from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.profile import Egress
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
+from pagoda_placement.model import map_name
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
@@ -35,9 +37,9 @@ from pagoda_operator.api.state import (
     Resource,
 )
 from pagoda_operator.decide.render import children, devices, pod
-from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
+from pagoda_operator.decide.render.children import Manifest, Owner, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import model_of
-from pagoda_operator.decide.render.inspection import inspect, map_name
+from pagoda_operator.decide.render.inspection import inspect
 from pagoda_operator.decide.render.overlay import Edit, edits, lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of
@@ -249,7 +251,7 @@ def isolate(observed: Observed, owner: Owner, *, inspecting: bool = False) -> It
     if not callers.network_policy:
         yield from (Delete(NETWORK_POLICIES, child) for child in observed.of(NETWORK_POLICIES) if not child.deleting)
     elif observed.profile is not None:
-        clients = observed.spec is not None and observed.spec.client_keys is not None
+        clients = callers.clients and observed.spec is not None and observed.spec.client_keys is not None
         policy = network_policy(owner, callers, _egress(observed, *_fetched(observed)), clients=clients)
         yield from converge(observed, [(NETWORK_POLICIES, policy)])
         if inspecting or observed.of(PODS):

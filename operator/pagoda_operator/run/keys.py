@@ -1,6 +1,7 @@
 """The cluster's token keys (JWKS), in one ConfigMap per namespace with services, so that replicas verify tokens without any call.
 
-`reconcile` asks for it before it makes a replica; `run` follows the keys as they rotate. Each service of the namespace is an owner: garbage
+Beside the keys stand the accounts of this installation, because replicas outlive it and the next one may have others. `reconcile` asks for
+the ConfigMap before it makes a replica; `run` follows the keys as they rotate. Each service of the namespace is an owner: garbage
 collection removes the ConfigMap with the last of them, whether an operator runs or not. Nothing is written at rest.
 """
 
@@ -8,12 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import structlog
-from pagoda_contracts.names import COMPONENT_JWKS, JWKS_CONFIG_MAP, JWKS_KEY, LABEL_COMPONENT, LABEL_MANAGED_BY, LABEL_NAME, MANAGED_BY
+from pagoda_contracts.names import (
+    COMPONENT_JWKS,
+    JWKS_CONFIG_MAP,
+    JWKS_KEY,
+    LABEL_COMPONENT,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    MANAGED_BY,
+    SUBJECTS_KEY,
+)
 
 from pagoda_operator.api.errors import ClusterError, Denied
 from pagoda_operator.api.state import CONFIG_MAPS, SERVICES, Child, Json, Key
@@ -37,10 +47,10 @@ def text_of(jwks: Json) -> str:
     return json.dumps({"keys": sorted(keys, key=lambda key: str(key["kid"]))}, sort_keys=True, indent=1)
 
 
-def _manifest(namespace: str, text: str, owners: list[Json]) -> Manifest:
+def _manifest(namespace: str, data: Mapping[str, str], owners: list[Json]) -> Manifest:
     labels = {LABEL_NAME: "pagoda", LABEL_MANAGED_BY: MANAGED_BY, LABEL_COMPONENT: COMPONENT_JWKS}
     meta = {"name": JWKS_CONFIG_MAP, "namespace": namespace, "labels": labels, "ownerReferences": owners}
-    return {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta, "data": {JWKS_KEY: text}}
+    return {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta, "data": dict(data)}
 
 
 def _reference(owner: Owner) -> dict[str, Any]:
@@ -49,10 +59,11 @@ def _reference(owner: Owner) -> dict[str, Any]:
 
 
 class TokenKeys:
-    """Keeps the copies. `newest_key`: id of the key that signed our own newest token, "" if we have none."""
+    """Keeps the copies. `newest_key`: id of the key that signed our own newest token, "" if we have none. `subjects`: account → role."""
 
-    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "", subjects: Mapping[str, str] | None = None) -> None:
         self._cluster, self._newest_key = cluster, newest_key
+        self._accounts = {SUBJECTS_KEY: json.dumps(subjects, sort_keys=True, indent=1)} if subjects else {}
         self._text = ""
         # Each copy as it was last read. Those of another name belong to the chart, for the gateways: only their data is ours.
         self._copies: dict[Key, Json] = {}
@@ -93,7 +104,7 @@ class TokenKeys:
             await self._list()
         for key in list(self._copies):
             async with self._lock_of(key.namespace):
-                if (copy := self._copies.get(key)) is not None and _data(copy) != self._text:
+                if (copy := self._copies.get(key)) is not None and not self._holds(copy):
                     await self._apply(copy, copy["metadata"].get("ownerReferences", []))
 
     @property
@@ -113,14 +124,20 @@ class TokenKeys:
 
     def _is_current(self, owner: Owner) -> bool:
         copy = self._copies.get(Key(owner.namespace, JWKS_CONFIG_MAP))
-        return copy is not None and _data(copy) == self._text and _owned(copy, owner)
+        return copy is not None and self._holds(copy) and _owned(copy, owner)
+
+    def _data(self) -> dict[str, str]:
+        return {JWKS_KEY: self._text, **self._accounts}
+
+    def _holds(self, copy: Json) -> bool:
+        return self._data().items() <= (copy.get("data") or {}).items()
 
     async def _write(self, owner: Owner) -> None:
         key = Key(owner.namespace, JWKS_CONFIG_MAP)
         await self._read(key)
         found = self._copies.get(key)
         if found is None:
-            await apply(self._cluster, (Create(CONFIG_MAPS, _manifest(owner.namespace, self._text, [_reference(owner)])),))
+            await apply(self._cluster, (Create(CONFIG_MAPS, _manifest(owner.namespace, self._data(), [_reference(owner)])),))
             await self._read(key)
         elif not self._is_current(owner):
             owners: list[Json] = list(found["metadata"].get("ownerReferences", []))
@@ -129,7 +146,7 @@ class TokenKeys:
     async def _apply(self, copy: Json, owners: list[Json]) -> None:
         """At exactly the version that was read; after a Conflict the next attempt reads it again."""
         key = _key(copy)
-        wanted = _manifest(key.namespace, self._text, owners)
+        wanted = _manifest(key.namespace, self._data(), owners)
         if key.name != JWKS_CONFIG_MAP:
             wanted["metadata"] = {"name": key.name, "namespace": key.namespace}
         await apply(self._cluster, (Apply(CONFIG_MAPS, wanted, Child(CONFIG_MAPS, copy)),))
@@ -144,11 +161,6 @@ class TokenKeys:
 
 def _key(copy: Json) -> Key:
     return Key(copy["metadata"]["namespace"], copy["metadata"]["name"])
-
-
-def _data(copy: Json) -> str | None:
-    text: str | None = (copy.get("data") or {}).get(JWKS_KEY)
-    return text
 
 
 def _owned(copy: Json, owner: Owner) -> bool:

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import structlog
 from pagoda_contracts.conditions.service import INVALID_SPEC
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.values import digest, stamp
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable
 from pagoda_operator.api.pods import Answer
@@ -27,8 +29,6 @@ from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_o
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
 from pagoda_operator.decide.status.status import down, status
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.values import digest, stamp
 from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, Repeats, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome

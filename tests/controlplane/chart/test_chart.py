@@ -1,5 +1,6 @@
 """What `helm install` would create: checked by helm itself and held against our own rules for pods and roles."""
 
+import base64
 import json
 import re
 import subprocess
@@ -12,14 +13,18 @@ import msgspec
 import pytest
 import yaml
 from pagoda_contracts import gateway_metrics, metrics
-from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
+from pagoda_contracts.launch import AuthConfig
+from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
+from pagoda_daemon.api.access.auth import Guard
+from pagoda_daemon.api.access.roles import ROUTES
+from pagoda_daemon.core.errors import Forbidden
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.serve.settings import OPTIONS, load
 from pagoda_gateway.watch.key_secrets import read_secret
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.state import Resource
-from support.kube.chart import CHART, NAMESPACE, RELEASE, metric_names, of_kind, rendered, the
+from support.kube.chart import CHART, NAMESPACE, RELEASE, images, metric_names, of_kind, profile, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
 
@@ -97,6 +102,58 @@ def test_a_gateway_s_grace_outlasts_its_lame_duck_and_its_drain(cluster, timeout
     assert found == [grace]
 
 
+def pods_of(objects):
+    return {found["metadata"]["name"]: found["spec"]["template"]["spec"] for found in of_kind(objects, "Deployment")}
+
+
+SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_a_value_in_a_block_leaves_the_block_s_other_defaults(cluster):
+    """`operator.pod` once replaced securityContext as a whole: a pod with another user ran without the other restrictions."""
+    settings = [f"{one}.pod.securityContext.runAsUser=1000" for one in ("operator", "gateway")]
+    settings += [*(f"{one}.resources.limits.memory=3Gi" for one in ("operator", "gateway")), "gateway.pod.securityContext.runAsGroup=null"]
+    pods = pods_of(rendered(cluster, *settings))
+    other = SECURITY | {"runAsUser": 1000}
+    assert pods["pagoda-operator"]["securityContext"] == other
+    assert pods["pagoda-gateway"]["securityContext"] == {name: value for name, value in other.items() if name != "runAsGroup"}
+    for pod in pods.values():
+        assert pod["containers"][0]["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "3Gi"}}
+    assert [pod["securityContext"] for pod in pods_of(rendered(cluster)).values()] == [SECURITY] * 2
+
+
+def test_a_list_or_a_plain_field_of_a_pod_is_replaced_and_no_other(cluster):
+    words = ("topologySpreadConstraints=null", "terminationGracePeriodSeconds=99", "priorityClassName=system")
+    before, pods = pods_of(rendered(cluster)), pods_of(rendered(cluster, *(f"gateway.pod.{word}" for word in words)))
+    changed = {"topologySpreadConstraints": None, "terminationGracePeriodSeconds": 99, "priorityClassName": "system"}
+    assert pods == before | {"pagoda-gateway": before["pagoda-gateway"] | changed}
+
+
+REGISTRY = "registry.example.com:5000/mirror"
+
+
+def test_one_registry_and_one_pull_secret_reach_all_pods(cluster):
+    """What the operator makes gets them by its profile (tests/unit/operator/decide/render/test_pod.py)."""
+    objects = rendered(cluster, f"global.imageRegistry={REGISTRY}", "global.imagePullSecrets[0].name=pull")
+    assert images(objects) == [f"{REGISTRY}/{image}" for image in images(rendered(cluster))]
+    asking = [*pods_of(objects).values(), profile(objects)]
+    assert [one["imagePullSecrets"] for one in asking] == [[{"name": "pull"}]] * 3
+    own = [f"{one}.imagePullSecrets[0].name=own" for one in ("operator.pod", "gateway.pod", "defaultProfile")]
+    both = rendered(cluster, "global.imagePullSecrets[0].name=pull", *own)
+    assert [one["imagePullSecrets"] for one in (*pods_of(both).values(), profile(both))] == [[{"name": "pull"}, {"name": "own"}]] * 3
+
+
+def test_the_registry_stands_before_images_that_name_none(cluster):
+    values = ("operator.image", "gateway.image", "defaultProfile.images.daemon", "defaultProfile.images.fetch")
+    pinned = f"pagoda/fetch@sha256:{'a' * 64}"
+    for given in (
+        {"pagoda/operator:0.2.0": REGISTRY, "gateway:1": REGISTRY, "a/b/daemon:1": REGISTRY, pinned: REGISTRY},
+        {"ghcr.io/pagoda/operator:1": "", "localhost/gateway:1": "", "host:5000/daemon:1": "", f"ghcr.io/{pinned}": ""},
+    ):
+        objects = rendered(cluster, f"global.imageRegistry={REGISTRY}/", *map("=".join, zip(values, given, strict=True)))
+        assert sorted(images(objects)) == sorted(f"{before}/{image}".lstrip("/") for image, before in given.items())
+
+
 def gateway_of(cluster, *settings):
     """The gateways' Deployment, their container, and its environment."""
     deployment = the(rendered(cluster, *settings), "Deployment", "pagoda-gateway")
@@ -112,6 +169,12 @@ def test_without_a_gateway_nothing_of_it_is_installed_and_the_operator_reads_rep
     set_to = {one["name"]: one.get("value") for one in environment}
     assert set_to["PAGODA_READ_REPLICAS"] == "true"
     assert {"PAGODA_GATEWAYS", "PAGODA_GATEWAY_URL"}.isdisjoint(set_to)
+    config = the(objects, "ConfigMap", "pagoda-operator")["data"]["callers.json"]
+    assert Callers.model_validate_json(config).clients
+    # As --reuse-values brings them from a release before this value.
+    older = rendered(cluster, "gateway.enabled=null")
+    assert "pagoda-gateway" in {body["metadata"]["name"] for body in of_kind(older, "Deployment")}
+    assert not Callers.model_validate_json(the(older, "ConfigMap", "pagoda-operator")["data"]["callers.json"]).clients
 
 
 def test_the_first_key_in_the_notes_is_the_one_that_gateways_let_in(cluster):
@@ -324,6 +387,9 @@ def test_our_own_kinds_conform_or_are_named_too(cluster, schemas):
         ("crds.kepe=false", "kepe"),
         ("operator.replicas=two", "replicas"),
         ("gateway.imagePullPolicy=Sometimes", "imagePullPolicy"),
+        ("gateway.pod.volumes[0].name=x", "volumes"),
+        ("operator.pod.serviceAccountName=x", "serviceAccountName"),
+        ("global.imageRegistry=https://x", "imageRegistry"),
         ("gateway.drainTimeout=soon", "drainTimeout"),
         ("gateway.tls.secret=x", "secret"),
         ("defaultProfile.images.deamon=x", "deamon"),
@@ -343,7 +409,7 @@ def test_the_values_that_the_chart_comes_with_are_all_in_its_schema():
     schema = json.loads((CHART / "values.schema.json").read_text())
 
     def unknown(values, part, path):
-        if "properties" not in part:
+        if part.get("additionalProperties") is not False:
             return []
         return [
             found
@@ -424,8 +490,7 @@ def test_envoy_finds_the_gateways_only_where_it_is_wanted(cluster):
     assert {port["port"] for port in others["ports"]} == {port["name"] for port in gateway["containers"][0]["ports"]} - {"ext-proc"}
     assert [port["port"] for port in envoy["ports"]] == ["ext-proc"]
     assert envoy["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "edge"}}}]
-    callers = next(one for one in of_kind(objects, "ConfigMap") if "callers.json" in one.get("data", {}))
-    assert Callers.model_validate_json(callers["data"]["callers.json"]).proxies == ("edge",)
+    assert callers_of(objects).proxies == ("edge",)
 
 
 def test_envoys_port_is_encrypted_with_the_certificate_of_the_api(cluster):
@@ -451,7 +516,11 @@ def test_an_open_port_9002_needs_a_policy_that_names_envoys_namespace(cluster, m
 
 def test_nothing_of_prometheus_or_grafana_is_installed_unasked(cluster):
     assert not [found["kind"] for found in rendered(cluster) if "monitoring.coreos.com" in found["apiVersion"]]
-    assert len(rendered(cluster, *MONITORING)) == len(rendered(cluster)) + 6
+    assert len(rendered(cluster, *MONITORING)) == len(rendered(cluster)) + 8
+    assert len(rendered(cluster, *MONITORING, "auth.enabled=false")) == len(rendered(cluster)) + 6
+    alone = rendered(cluster, *MONITORING, "gateway.enabled=false")
+    named = {body["metadata"]["name"] for kind in ("PodMonitor", "ServiceAccount", "Secret") for body in of_kind(alone, kind)}
+    assert named == {"pagoda-operator", "pagoda-replicas", "pagoda-metrics"}
 
 
 def test_monitors_select_what_exports(cluster):
@@ -471,6 +540,31 @@ def test_monitors_select_what_exports(cluster):
         assert selector.items() <= pod["metadata"]["labels"].items()
         assert {"name": "metrics", "containerPort": PORT_METRICS} in pod["spec"]["containers"][0]["ports"]
     assert all(found["metadata"]["labels"]["release"] == "prometheus" for found in (pods, operators, service))
+
+
+def callers_of(objects):
+    (found,) = [body["data"]["callers.json"] for body in of_kind(objects, "ConfigMap") if "callers.json" in body.get("data", {})]
+    return Callers.model_validate_json(found)
+
+
+def test_replicas_let_in_the_token_that_the_monitors_show(cluster, kube, tmp_path):
+    """The cluster writes the token into the Secret that the PodMonitor names, and a replica with the default authentication accepts it."""
+    objects = rendered(cluster, *MONITORING, "monitoring.serviceMonitor.namespaces={watching}")
+    shown = the(objects, "PodMonitor", "pagoda-replicas")["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"]
+    cluster.create_namespace(NAMESPACE)
+    made = [the(objects, kind, "pagoda-metrics") for kind in ("ServiceAccount", "Secret")]
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(made))
+    secret = ("get", "secret", shown["name"], "-n", NAMESPACE, "-o", f"jsonpath={{.data.{shown['key']}}}")
+    token = base64.b64decode(eventually(lambda: cluster.kubectl(*secret), "the cluster writes the token")).decode()
+    (tmp_path / "jwks.json").write_text(json.dumps(kube.read("/openid/v1/jwks")))
+    callers = callers_of(objects)
+    files = {"jwks_file": str(tmp_path / "jwks.json"), "subjects_file": str(tmp_path / "subjects.json")}
+    guard = Guard(AuthConfig(tokens=callers.auth().tokens.model_copy(update=files)))
+    assert guard.allow(ROUTES["/metrics"], f"Bearer {token}").role == ROLE_METRICS
+    with pytest.raises(Forbidden):
+        guard.allow(ROUTES["/v1/completions"], f"Bearer {token}")
+    assert callers.metrics_namespaces == ("watching",)
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def test_rules_and_dashboard_name_only_metrics_that_are_exported(cluster):

@@ -41,9 +41,9 @@ def install_role(cluster: Cluster) -> None:
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=300s")
 
 
-def kubeconfig(kube: Kube, folder: Path, account: str = ACCOUNT) -> Path:
+def kubeconfig(kube: Kube, folder: Path, account: str = ACCOUNT, namespace: str = NAMESPACE) -> Path:
     """A file that makes its bearer a ServiceAccount of the chart's, the operator's where none is named."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     token = kube.post(path, {"spec": {"expirationSeconds": 7200}})["status"]["token"]
     cluster = {"server": kube.server, "certificate-authority-data": kube.authority}
     document = {

@@ -172,7 +172,7 @@ def test_kubectls_refusal_is_passed_on(ask, cluster):
 def test_without_a_cluster_the_refusal_says_what_to_do_and_shows_no_log():
     log = 'E1124 19:45:57.345274   13233 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list"\n'
     last = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
-    assert refusal(log * 5 + last + "\n") == (f"no cluster answers. Set KUBECONFIG, or use --kubeconfig or --context. kubectl says: {last}")
+    assert refusal(log * 5 + last + "\n") == (f"no cluster answers. Check KUBECONFIG, --kubeconfig and the context. kubectl says: {last}")
     assert refusal(log + 'services "chat" not found') == 'services "chat" not found'
 
 

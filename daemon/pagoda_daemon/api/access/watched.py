@@ -22,12 +22,16 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class WatchedFile(Generic[T]):
-    """`parse` raises ValueError for what it does not take; at the start that is ConfigRejected. `clock` in seconds."""
+    """`parse` raises ValueError for what it does not take; at the start that is ConfigRejected. `clock` in seconds. `absent`: the value
+    while there is no file; without it, a missing file is a fault."""
 
-    def __init__(self, path: Path, most_bytes: int, parse: Callable[[bytes], T], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, most_bytes: int, parse: Callable[[bytes], T], clock: Callable[[], float], absent: T | None = None
+    ) -> None:
         self._path = path
         self._most_bytes = most_bytes
         self._parse = parse
+        self._absent = absent
         self._clock = clock
         self.generation = 0
         self._signature: tuple[int, ...] = ()
@@ -59,6 +63,8 @@ class WatchedFile(Generic[T]):
     def _read(self) -> T:
         signature = self._stat()
         self._signature = signature  # also of a wrong file, so that it is parsed and logged once
+        if not signature and self._absent is not None:
+            return self._absent
         with self._path.open("rb") as file:
             data = file.read(self._most_bytes + 1)
         if len(data) > self._most_bytes:
@@ -66,7 +72,12 @@ class WatchedFile(Generic[T]):
         return self._parse(data)
 
     def _stat(self) -> tuple[int, ...]:
-        found = self._path.stat()
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            if self._absent is None:
+                raise
+            return ()
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

@@ -11,10 +11,10 @@ from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC
 from pagoda_contracts.names import CONTAINER_DAEMON
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.units import parse_quantity
+from pagoda_placement.result import Resolved
 from pagoda_sizing.replica import too_little
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.decide.render.devices import requested
 from pagoda_operator.decide.render.overlay import leaves, written
 

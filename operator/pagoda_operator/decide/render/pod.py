@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.conditions.service import INVALID_PROFILE, POD_TEMPLATE_FORBIDDEN
+from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC, POD_TEMPLATE_FORBIDDEN
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.launch import AdaptersConfig, AuthConfig, DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
 from pagoda_contracts.names import (
@@ -43,15 +43,16 @@ from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_duration, parse_quantity
+from pagoda_placement.options import ranks
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.quota import needs
 from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import devices, fetch, host
-from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, powerful_variable, written
 
 # Seconds from the end of the drain to the kill: closing streams, leaving the engine.
@@ -97,10 +98,17 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
 
 
 def _auth(inputs: Inputs) -> AuthConfig | None:
+    """SpecProblem where clients' keys would pass by gateways and their quotas, or would shut out the operator, which has no token."""
     ours = inputs.callers.auth() if inputs.callers else None
     if inputs.spec.client_keys is None:
         return ours
-    return (ours or AuthConfig()).model_copy(update={"keys_file": f"{CLIENT_KEYS_DIR}/{CLIENT_KEYS_KEY}"})
+    if inputs.callers is None or not inputs.callers.clients:
+        raise SpecProblem(INVALID_SPEC, "clientKeys is for installations without a gateway (gateway.enabled: false in the chart's values)")
+    if ours is None:
+        raise SpecProblem(
+            INVALID_SPEC, "clientKeys needs auth.enabled: true in the chart's values; without it replicas let every client in"
+        )
+    return ours.model_copy(update={"keys_file": f"{CLIENT_KEYS_DIR}/{CLIENT_KEYS_KEY}"})
 
 
 def _adapters(spec: InferenceServiceSpec) -> AdaptersConfig | None:
@@ -130,13 +138,6 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
     host.check(result["spec"], devices.chosen(inputs.spec.resources))
     host.check_memory(result["spec"], overlay, _memory_field(inputs))
     return devices.on_devices(result, inputs.accelerator, inputs.resolved, inputs.revision.name)
-
-
-def scheduling(profile: ServingProfileSpec, spec: InferenceServiceSpec) -> dict[str, Any]:
-    """The pod spec of profile and service, which says what nodes may be used."""
-    merged: dict[str, Any] = merge(merge(_profile(profile), profile.pod_template or {}), spec.pod_template or {})
-    found: dict[str, Any] = merged["spec"] or {}
-    return found
 
 
 def _check_kept(layer: dict[str, Any], result: dict[str, Any], reason: Reason, whose: str) -> None:
@@ -175,7 +176,7 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         max_concurrency=engine.max_concurrency,
         dtype="bfloat16" if engine.dtype == "auto" else engine.dtype,
         device=None if accelerator.cpu else "cuda",
-        tensor_parallel=ranks if (ranks := devices.ranks(accelerator)) > 1 else None,
+        tensor_parallel=count if (count := ranks(accelerator)) > 1 else None,
         block_size=engine.kv_cache.block_size,
         kv_bytes=int(parse_quantity(size)) if size is not None else None,
         threads=max(1, threads) if threads is not None else None,
@@ -255,7 +256,8 @@ def _client_keys(spec: InferenceServiceSpec) -> dict[str, Any]:
     """The digests of the keys of clients that call replicas themselves."""
     if spec.client_keys is None:
         return {}
-    return _folder("client-keys", CLIENT_KEYS_DIR, {"secret": {"secretName": spec.client_keys.name}})
+    entry = {"key": CLIENT_KEYS_KEY, "path": CLIENT_KEYS_KEY}  # the daemon sees nothing else that the Secret may have
+    return _folder("client-keys", CLIENT_KEYS_DIR, {"secret": {"secretName": spec.client_keys.name, "items": [entry]}})
 
 
 def _folder(name: str, path: str, source: dict[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,15 @@ from pagoda_contracts.conditions.types import SERVING
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, EXIT_PERMANENT, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
+from pagoda_placement.revision import Revision
+from pagoda_placement.values import unix
 
 from pagoda_operator.api.pods import Order, Pod
 from pagoda_operator.api.signals import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
 from pagoda_operator.decide.replicas.replica import NOT_MADE_S, Missing, broken, clean, missing, unverified
-from pagoda_operator.inventory.values import unix
 
 # The scheduler tries again whenever something leaves a node. After this time an autoscaler may have added one, and waiting helps no more.
 _STUCK_S: Final = 60.0

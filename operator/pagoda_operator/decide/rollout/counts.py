@@ -10,11 +10,11 @@ from typing import Literal
 
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import CanaryStep, RolloutSpec
+from pagoda_placement.values import unix
 
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.replicas.replicas import RevisionState
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
-from pagoda_operator.inventory.values import unix
 
 Strategy = Literal["Surge", "Replace"]
 

@@ -17,13 +17,13 @@ from typing import Final
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import AbortOn, CanaryStep
 from pagoda_contracts.units import parse_duration
+from pagoda_placement.values import stamp, unix
 
 from pagoda_operator.api.conditions import waiting
 from pagoda_operator.api.signals import RevisionSignal
 from pagoda_operator.decide.replicas.replicas import RevisionState
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState, Strategy, counts, others, removes_last, share, tries
 from pagoda_operator.decide.rollout.trial import DAY_S, PATIENCE_S
-from pagoda_operator.inventory.values import stamp, unix
 
 _MAX_REASON: Final = 500
 # How often a canary is judged: gateways count over a minute.

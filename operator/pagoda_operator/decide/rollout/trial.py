@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, COMPONENT_TRIAL, LABEL_COMPONENT
+from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Observed
-from pagoda_operator.decide.render.children import Manifest, Owner, Revision
+from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.render.writes import Create, Delete, Write
 from pagoda_operator.decide.replicas.replica import broken, fetch_message, missing, trouble

@@ -19,6 +19,7 @@ from pagoda_contracts.conditions.types import DEGRADED, READY, SERVING
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
 from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus, StartStatus
+from pagoda_placement.values import stamp, unix
 
 from pagoda_operator.api.conditions import Conditions, State
 from pagoda_operator.api.errors import SpecProblem
@@ -32,7 +33,6 @@ from pagoda_operator.decide.render.overlay import lost, written
 from pagoda_operator.decide.replicas.replica import clean
 from pagoda_operator.decide.scale.autoscale import limited
 from pagoda_operator.decide.status.verdict import Verdict, has_served, verdict
-from pagoda_operator.inventory.values import stamp, unix
 
 _MAX_REASON: Final = 512
 _MAX_DECISIONS: Final = 5

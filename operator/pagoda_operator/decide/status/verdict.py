@@ -15,24 +15,18 @@ from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scalin
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_duration
+from pagoda_placement.values import stamp, unix
 from pagoda_sizing.host import LEAST_CONTEXT
 
 from pagoda_operator.api.conditions import NO_DEADLINE, waiting
-from pagoda_operator.api.placement import Placement
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import claim
 from pagoda_operator.decide.replicas.replica import Stage, clean, stage, unhealthy
 from pagoda_operator.decide.replicas.replicas import refused
-from pagoda_operator.inventory.values import stamp, unix
 
 Kind = Literal["settled", "reconciling", "stalled"]
-_WAITS: Final[Mapping[str, Reason]] = {
-    "": reasons.WAITING_FOR_CAPACITY,
-    "Expected": reasons.WAITING_FOR_NODES,
-    "Missing": reasons.NO_NODES_CAME,
-}
 _FAILED: Final = (reasons.RESTARTING, reasons.CRASH_LOOPING)
 _RETURNS: Final = "the service returns to the old revision"
 _LOAD_S: Final = parse_duration(HealthConfig.model_fields["load_timeout"].default)
@@ -261,19 +255,10 @@ def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage | None:
         return Stage(0, reasons.WAITING, f"waiting until {plan.waiting} is deleted", unix(next(begun, None)) or 0.0)
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
         return Stage(0, reasons.ROLLING_OUT, plan.rollout.waits)
-    awaited = plan.placement.status.waiting if plan.placement else None
-    if plan.placement is None or awaited is None or any(pod.scheduled for pod in pods):
+    if plan.placement is None or any(pod.scheduled for pod in pods):
         return None
-    said = f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
-    return Stage(0, _WAITS[plan.placement.nodes], said + _deadline(observed, plan.placement, awaited.since))
-
-
-def _deadline(observed: Observed, placement: Placement, since: str) -> str:
-    """What happens if the devices do not come, and when."""
-    if placement.again_at is None:
-        return "" if placement.nodes == "Missing" else f"; {NO_DEADLINE}"
-    stalls = placement.nodes == "Expected" and placement.again_at == (unix(since) or 0.0) + observed.node_deadline
-    return f"; at {stamp(placement.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
+    awaited = plan.placement.awaited(observed.node_deadline)
+    return Stage(0, *awaited) if awaited is not None else None
 
 
 def _below_ceiling(plan: Plan, spec: InferenceServiceSpec) -> str:

@@ -5,7 +5,16 @@ import json
 
 import pytest
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_contracts.names import DAEMON_CONFIG_KEY, JWKS_CONFIG_MAP, JWKS_DIR, JWKS_KEY, LABEL_COMPONENT, ROLE_GATEWAY, ROLE_OPERATOR
+from pagoda_contracts.names import (
+    DAEMON_CONFIG_KEY,
+    JWKS_CONFIG_MAP,
+    JWKS_DIR,
+    JWKS_KEY,
+    LABEL_COMPONENT,
+    ROLE_GATEWAY,
+    ROLE_OPERATOR,
+    SUBJECTS_KEY,
+)
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, SettingsError, Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PROFILES, SERVICES, Key
@@ -184,6 +193,17 @@ def test_of_the_charts_copy_only_the_data_is_written(api):
     assert len(api.journal) == 1
 
 
+def test_the_accounts_of_the_next_installation_take_the_place_of_the_earlier_ones(api):
+    one, later = owner(api), CALLERS.model_copy(update={"gateway": "elsewhere/models-gateway"})
+    asyncio.run(TokenKeys(api, subjects=CALLERS.subjects()).ensure(one))
+    assert json.loads(copy_in(api)["data"][SUBJECTS_KEY]) == {subject: role for role, subject in SUBJECTS.items()}
+    keys = TokenKeys(api, subjects=later.subjects())
+    for _ in range(2):
+        asyncio.run(keys.refresh())
+    assert json.loads(copy_in(api)["data"][SUBJECTS_KEY])["system:serviceaccount:elsewhere:models-gateway"] == ROLE_GATEWAY
+    assert (kids(copy_in(api)), len(api.journal)) == (["one"], 2)
+
+
 def test_a_deleted_or_edited_copy_is_restored(api):
     keys, one = TokenKeys(api), owner(api)
     asyncio.run(keys.ensure(one))
@@ -233,7 +253,7 @@ def test_a_replicas_config_names_its_callers_and_the_key_file(api):
     auth = DaemonConfig.model_validate_json(config_map["data"][DAEMON_CONFIG_KEY]).auth
     assert auth.tokens.jwks_file == f"{JWKS_DIR}/{JWKS_KEY}"
     assert auth.tokens.subjects == {subject: role for role, subject in SUBJECTS.items()}
-    assert auth.tokens.issuer is None
+    assert (auth.tokens.subjects_file, auth.tokens.issuer) == (f"{JWKS_DIR}/{SUBJECTS_KEY}", None)
     pod = deployment["spec"]["template"]["spec"]
     assert {"name": "jwks", "configMap": {"name": JWKS_CONFIG_MAP}} in pod["volumes"]
     assert {"name": "jwks", "mountPath": JWKS_DIR, "readOnly": True} in pod["containers"][0]["volumeMounts"]

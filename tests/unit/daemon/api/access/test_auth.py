@@ -122,6 +122,24 @@ def test_a_token_that_is_not_for_us_now_is_refused(guard, issuer, changes, why):
         guard.identify(bearer(issuer.token(ROLE_GATEWAY, **changes)))
 
 
+STORED = {"iss": "kubernetes/serviceaccount", "aud": None, "exp": None, "nbf": None, "iat": None}
+
+
+def test_a_token_that_a_secret_keeps_reads_metrics_and_nothing_else(issuer, first_key, clock):
+    """As the chart's monitors show it: it has no audience and no end."""
+    guard = Guard(AuthConfig(tokens=issuer.tokens_config().model_copy(update={"issuer": None})), clock)
+    assert guard.identify(bearer(issuer.token(ROLE_METRICS, **STORED))).role == ROLE_METRICS
+    wrong = [{"exp": now() + 60}, {"aud": "pagoda-2"}, {"iss": "https://elsewhere"}, {"iss": None}, {"sub": None}]
+    refused = [issuer.token(ROLE_METRICS, **STORED | changes) for changes in wrong]
+    refused += [issuer.token(role, **STORED) for role in (ROLE_GATEWAY, ROLE_OPERATOR)]
+    refused += [first_key.token(STRANGER, **STORED), SigningKey("one").token(SUBJECTS[ROLE_METRICS], **STORED)]
+    for token in refused:
+        with pytest.raises(Unauthenticated):
+            guard.identify(bearer(token))
+    with pytest.raises(Unauthenticated):
+        Guard(issuer.config(), clock).identify(bearer(issuer.token(ROLE_METRICS, **STORED)))  # the configuration names an issuer
+
+
 def test_a_fresh_token_is_known_to_a_replica_whose_clock_is_a_little_slow(guard, issuer):
     token = issuer.token(ROLE_GATEWAY, nbf=now() + 30, iat=now() + 30)
     assert guard.identify(bearer(token)).role == ROLE_GATEWAY
@@ -266,6 +284,25 @@ def test_rotated_keys_are_seen_and_a_withdrawn_one_counts_no_more(guard, issuer,
     assert guard.identify(bearer(issuer.token(ROLE_GATEWAY))).role == ROLE_GATEWAY
     with pytest.raises(Unauthenticated, match="none of the known keys"):
         guard.identify(old)
+
+
+def test_the_operators_file_of_accounts_counts_before_the_configuration(issuer, first_key, clock, tmp_path):
+    """The next installation may have another name: its gateway calls replicas that the earlier one made."""
+    file = tmp_path / "subjects.json"
+    guard = Guard(AuthConfig(tokens=issuer.tokens_config().model_copy(update={"subjects_file": str(file)})), clock)
+    tokens = [bearer(issuer.token(ROLE_GATEWAY)), bearer(first_key.token(STRANGER))]
+
+    def roles():
+        clock.ahead += 2
+        return [guard.identify(token).role for token in tokens]
+
+    assert roles() == [ROLE_GATEWAY, ""]
+    file.write_text(json.dumps({STRANGER: ROLE_GATEWAY, SUBJECTS[ROLE_GATEWAY]: "of a later version"}))
+    assert roles() == ["", ROLE_GATEWAY]
+    file.write_text("[]")
+    assert roles() == ["", ROLE_GATEWAY], "a wrong file changes nothing"
+    file.unlink()
+    assert roles() == [ROLE_GATEWAY, ""]
 
 
 def test_a_flood_of_unknown_keys_reads_the_file_no_more_than_once_a_second(guard, clock, monkeypatch):

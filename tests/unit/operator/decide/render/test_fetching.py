@@ -10,11 +10,12 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
-from pagoda_operator.decide.render.children import Owner, identify
+from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.fetch import inspecting
 from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
+from pagoda_placement.revision import identify
 from support.clients.fetching import TAKEN, Fetcher, contents, model_files
 from support.harness.harness import Harness
 from support.kube.fake_api import fetching, profile_body, running

@@ -22,6 +22,7 @@ OURS = Callers(
     gateway="pagoda/pagoda-gateway",
     operator="pagoda/pagoda-operator",
     metrics=("monitoring/prometheus",),
+    metrics_namespaces=("watching",),
     metrics_from=("192.0.2.0/28", "2001:db8:7::/64"),
     proxies=("envoys",),
 )
@@ -34,7 +35,8 @@ EGRESS = (
 FETCHING = [network_policy(OWNER, OURS, EGRESS), inspection_policy(OWNER, EGRESS)]
 LOCAL = [network_policy(OWNER, OURS, ()), inspection_policy(OWNER, ())]
 SPACES = {
-    name: {"kubernetes.io/metadata.name": name} for name in ("team-a", "team-b", "pagoda", "monitoring", "kube-system", "storage", "envoys")
+    name: {"kubernetes.io/metadata.name": name}
+    for name in ("team-a", "team-b", "pagoda", "monitoring", "kube-system", "storage", "envoys", "watching")
 }
 
 
@@ -57,6 +59,7 @@ IN_OUR_SPACE = Peer("10.1.0.22", "pagoda", {"app": "redis"})
 ENVOY = Peer("10.1.0.23", "envoys", {"app": "envoy"})
 PRETENDER = Peer("10.1.0.30", "team-b", ours("gateway"))
 PROMETHEUS = Peer("10.1.0.40", "monitoring", {"app": "prometheus"})
+COLLECTOR = Peer("10.1.0.41", "watching", {"app": "prometheus"})
 SCRAPER, NOT_SCRAPER = Peer("192.0.2.7"), Peer("192.0.2.16")
 SCRAPER6, NOT_SCRAPER6 = Peer("2001:db8:7::9"), Peer("2001:db8:8::9")
 KUBELET = Peer("10.0.0.5", node=True)
@@ -89,6 +92,8 @@ FLOWS = [
     (STRANGER, PREDECESSOR, 8000, "TCP", True, True),  # a predecessor's pods are not this service's
     (PROMETHEUS, REPLICA, 8000, "TCP", True, True),
     (PROMETHEUS, REPLICA, 9000, "TCP", False, False),
+    (COLLECTOR, REPLICA, 8000, "TCP", True, True),
+    (COLLECTOR, REPLICA, 9000, "TCP", False, False),
     (SCRAPER, REPLICA, 8000, "TCP", True, True),
     (SCRAPER, REPLICA, 9000, "TCP", False, False),
     (NOT_SCRAPER, REPLICA, 8000, "TCP", False, False),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
 import pytest
 from pagoda_contracts.resources.effect import ignored_fields
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render.children import identify
 from pagoda_operator.decide.render.pod import Inputs, pod_template
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import identify
+from pagoda_placement.terms import terms_of
 from pagoda_sizing.host import DAEMON_LEAST
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
@@ -223,3 +225,20 @@ def test_alternatives_of_node_labels_are_joined_to_those_that_are_there():
             [("a.example/gpu", ["x"]), ("b.example/size", ["1", "2"])],
         )
     ]
+
+
+WHERE = (
+    {"nodeSelector": {"pool": "gold", "zone": "a"}},
+    {"tolerations": [{"key": "gold", "operator": "Exists"}]},
+    {"nodeSelector": {"zone": "b"}, "tolerations": []},
+)
+
+
+@pytest.mark.parametrize(("own", "template", "overlay"), list(permutations(WHERE)), ids=str)
+def test_placement_counts_the_nodes_that_the_rendered_pod_may_use(own, template, overlay):
+    allow = ["spec.nodeSelector", "spec.tolerations"]
+    profile = default_profile(**own, podTemplate={"spec": template}, allow=allow)["spec"]
+    found = rendered(gpu(), profile=profile, podTemplate={"spec": overlay})
+    spec = InferenceServiceSpec.model_validate({"model": HUB, "accelerators": [gpu()], "podTemplate": {"spec": overlay}})
+    terms = terms_of(ServingProfileSpec.model_validate(profile), spec, "uid")
+    assert (terms.selector, [*terms.tolerations]) == (found["nodeSelector"], found["tolerations"])

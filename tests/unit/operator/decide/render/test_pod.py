@@ -17,8 +17,11 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render.children import Owner, core_service, identify
+from pagoda_operator.decide.render.children import Owner, core_service
+from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
+from pagoda_operator.decide.render.trial_pod import trial_pod
+from pagoda_placement.revision import identify
 
 LABELS = {"a": "label", "serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": "uid"}
 
@@ -54,15 +57,27 @@ def test_config_has_slo_and_health():
 
 
 def test_a_replica_lets_in_the_clients_of_the_secret_that_the_service_names_and_gateways_all_the_same():
-    ours = Callers(gateway="pagoda/gateway", operator="pagoda/operator")
+    ours = Callers(gateway="pagoda/gateway", operator="pagoda/operator", clients=True)
     named = inputs(clientKeys={"name": "llama-keys"})._replace(callers=ours)
     auth, pod = DaemonConfig.model_validate(daemon_config(named)).auth, pod_template(named)["spec"]
     assert (auth.keys_file, set(auth.tokens.subjects.values())) == ("/etc/pagoda-client-keys/keys", {"gateway", "operator"})
-    assert {"name": "client-keys", "secret": {"secretName": "llama-keys"}} in pod["volumes"]
+    only = {"secretName": "llama-keys", "items": [{"key": "keys", "path": "keys"}]}
+    assert {"name": "client-keys", "secret": only} in pod["volumes"]
     (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "client-keys"]
     assert (mount["mountPath"], mount["readOnly"]) == ("/etc/pagoda-client-keys", True)
-    alone = DaemonConfig.model_validate(daemon_config(named._replace(callers=None))).auth
-    assert (alone.keys_file, alone.tokens) == (auth.keys_file, None)
+
+
+@pytest.mark.parametrize(
+    ("callers", "said"),
+    [
+        (None, "without a gateway"),
+        (Callers(gateway="pagoda/gateway", operator="pagoda/operator"), "without a gateway"),
+        (Callers(gateway="pagoda/gateway", operator="pagoda/operator", clients=True, tokens=False), "auth.enabled: true"),
+    ],
+)
+def test_client_keys_are_refused_where_gateways_count_requests_or_the_operator_would_be_shut_out(callers, said):
+    with pytest.raises(SpecProblem, match=said):
+        daemon_config(inputs(clientKeys={"name": "llama-keys"})._replace(callers=callers))
 
 
 def test_absent_limits_stay_absent_for_the_daemon_to_resolve():
@@ -140,6 +155,19 @@ def test_profile_s_template_overrides_its_own_fields():
     assert spec["nodeSelector"] == {"zone": "a", "disk": "ssd"}
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in spec["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in daemon["volumeMounts"]  # noqa: S108
+
+
+def test_all_pods_of_a_service_have_the_profile_s_images_and_pull_secrets():
+    """Replica with sidecars, inspection and trial: by digest and by a pull Secret, as in a cluster without internet."""
+    images = {name: f"registry.example.com/pagoda/{name}@sha256:{'a' * 64}" for name in ("daemon", "fetch")}
+    words = {"images": images, "imagePullSecrets": [{"name": "pull"}]}
+    made = inputs(words, model={"uri": "s3://bucket/model"}, adapters={})
+    owner, template = Owner("ns", "tiny", "uid"), pod_template(made)
+    trial = trial_pod(owner, made.revision.name, {"podTemplate": template}, "s3://bucket/model", "")
+    specs = [found["spec"] for found in (template, trial, inspect_pod(owner, made.spec, made.profile))]
+    assert [spec["imagePullSecrets"] for spec in specs] == [[{"name": "pull"}]] * 3
+    used = [{one["image"] for one in (*spec.get("initContainers", ()), *spec["containers"])} for spec in specs]
+    assert used == [set(images.values())] * 2 + [{images["fetch"]}]
 
 
 def test_a_profile_may_relax_our_defaults():

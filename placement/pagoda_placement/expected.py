@@ -13,10 +13,10 @@ from pagoda_contracts.names import RESOURCE_GPU
 from pagoda_contracts.resources.placement import Accelerator, GpuAccelerator
 from pagoda_sizing.platforms import Platform, label_of, matches, products, seen, slices
 
-from pagoda_operator.api.placement import Resolved
-from pagoda_operator.inventory.inventory import DeviceClass, Inventory
-from pagoda_operator.inventory.terms import Hint
-from pagoda_operator.inventory.values import Profile, alternatives, parse_profile
+from pagoda_placement.inventory import DeviceClass, Inventory
+from pagoda_placement.result import Resolved
+from pagoda_placement.terms import Hint
+from pagoda_placement.values import Profile, alternatives, parse_profile
 
 
 class Unseen(NamedTuple):

@@ -26,9 +26,9 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.offers import Offer, offers, whole_number
-from pagoda_operator.inventory.slices import Published
-from pagoda_operator.inventory.values import Json, digest, parse_version, unix
+from pagoda_placement.offers import Offer, offers, whole_number
+from pagoda_placement.slices import Published
+from pagoda_placement.values import Json, digest, parse_version, unix
 
 # mig-manager reconfigures the node: its devices will come back.
 MIG_AT_WORK: Final = ("pending", "rebooting")

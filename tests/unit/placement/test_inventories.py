@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-from pagoda_operator.api.placement import Pin
-from pagoda_operator.decide.placement.place import alternatives, place
-from pagoda_operator.decide.placement.question import Run
-from pagoda_operator.decide.render.children import identify
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.terms import Terms
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.place import alternatives, place
+from pagoda_placement.question import Run
+from pagoda_placement.result import Pin
+from pagoda_placement.revision import identify
+from pagoda_placement.terms import Terms
 from support.harness.inventories import (
     A100_40,
     A100_80,

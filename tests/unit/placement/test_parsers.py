@@ -1,15 +1,13 @@
-"""What placement reads of nodes, pods, slices and MIG profiles, and the mirrors that keep it."""
+"""What placement reads of nodes, pods, slices and MIG profiles."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from pagoda_operator.api.state import PODS
-from pagoda_operator.inventory.inventory import Inventory, parse_occupant
-from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.slices import devices, parse_claim, parse_slice, selects
-from pagoda_operator.inventory.terms import Terms
-from pagoda_operator.inventory.values import of_product, of_resource, parse_profile
-from pagoda_operator.watch.caches import Caches, InventoryView
+from pagoda_placement.inventory import Inventory, parse_occupant
+from pagoda_placement.nodes import parse_node
+from pagoda_placement.slices import devices, parse_claim, parse_slice, selects
+from pagoda_placement.terms import Terms
+from pagoda_placement.values import of_product, of_resource, parse_profile
 from support.harness.inventories import A100_40, H100, claim, cut, node, pod, resource_slice, whole
 
 
@@ -180,18 +178,3 @@ def test_an_older_generation_of_a_pool_is_stale():
 def test_a_claim_has_devices_after_its_allocation():
     assert [where.device for where in parse_claim(claim(PIECE, 0)).devices] == ["gpu-0-mig-3g-40gb-0"]
     assert parse_claim({"metadata": {"name": "c"}, "status": {}}) is None
-
-
-def named(name, **more):
-    return pod("a", name, gpu=1) | more
-
-
-def test_the_view_is_rebuilt_only_after_a_change():
-    caches = Caches()
-    view = InventoryView(caches)
-    caches.event(PODS, named("a"), gone=False)
-    first = view()
-    caches.event(PODS, named("a"), gone=False)
-    assert view() is first
-    caches.event(PODS, named("a"), gone=True)
-    assert (view().occupants, len(first.occupants)) == ((), 1)

@@ -15,13 +15,12 @@ from pagoda_contracts.units import parse_duration, parse_quantity
 from pagoda_sizing.platforms import matches
 from pagoda_sizing.replica import Judged, Requirement, gib, on_cpu, on_device
 
-from pagoda_operator.api.placement import Resolved
-from pagoda_operator.decide.placement.expected import Unseen, asked, expected
-from pagoda_operator.decide.render.devices import ranks
-from pagoda_operator.inventory.inventory import DeviceClass, Inventory, Room, claimable, classes
-from pagoda_operator.inventory.offers import refusal
-from pagoda_operator.inventory.terms import Terms
-from pagoda_operator.inventory.values import parse_profile
+from pagoda_placement.expected import Unseen, asked, expected
+from pagoda_placement.inventory import DeviceClass, Inventory, Room, claimable, classes
+from pagoda_placement.offers import refusal
+from pagoda_placement.result import Resolved
+from pagoda_placement.terms import Terms
+from pagoda_placement.values import parse_profile
 
 _UNBOUNDED: Final = 1 << 20
 _REMEDY: Final = "say it in the ServingProfile's devices, or install GPU Feature Discovery"
@@ -159,6 +158,12 @@ def _option(kind: DeviceClass, refusal: str, entry: Accelerator, demand: Demand)
     free = sum(room.free // ranks(entry) for room in useful)  # a service of an older operator may run on several
     why = "" if free else f"{kind.name}: {_occupied(useful)}"
     return Option(resolved, kind, ever=True, free=free, why=why, requests=judged.requests)
+
+
+def ranks(accelerator: Accelerator) -> int:
+    """Returns the devices of a replica, which are the ranks of its tensor parallelism."""
+    counted = accelerator.gpu or accelerator.dra
+    return counted.count if counted is not None else 1
 
 
 def _resolved(entry: Accelerator, kind: DeviceClass) -> Resolved:

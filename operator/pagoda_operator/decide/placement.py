@@ -1,72 +1,23 @@
-"""What a placement is decided from, and how it is read from one service's observation. Pure; called by `plan` and `place`."""
+"""The question of where a service's replicas fit, read from its observation, and what scaling asks of it. Pure; `pagoda_placement` has
+the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, DAEMON_CUDA, LABEL_ACCELERATOR
-from pagoda_contracts.resources.profile import NODE_DEADLINE, DeviceHint
+from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PLACEMENT, LABEL_ACCELERATOR
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_contracts.resources.status import PlacementStatus
-from pagoda_contracts.units import parse_duration, parse_quantity
-from pagoda_sizing.platforms import products
+from pagoda_placement.place import more
+from pagoda_placement.question import Question, Run
+from pagoda_placement.result import Pin, read_pin
+from pagoda_placement.terms import Terms, terms_of
+from pagoda_placement.values import Json
 
-from pagoda_operator.api.placement import Pin, Resolved, read_pin
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.render.devices import tolerations
-from pagoda_operator.decide.render.inspection import Inspection, inspect
-from pagoda_operator.decide.render.pod import scheduling
+from pagoda_operator.decide.render.inspection import inspect
 from pagoda_operator.decide.replicas.replicas import pods_of
-from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.terms import Hint, Terms
-from pagoda_operator.inventory.values import Json
-
-
-class Run(NamedTuple):
-    """A revision that has a Deployment, or is pinned and has none yet.
-
-    `pin`: its devices, if they were chosen; `running`: whether one of its pods has a node; `refused`: why the scheduler found none.
-    """
-
-    name: str
-    number: int
-    pin: Pin | None
-    running: bool
-    accelerator: str = ""
-    refused: str = ""
-    # Of its template, which stays as it was pinned; None if there is none.
-    tolerations: tuple[Mapping[str, Any], ...] | None = None
-
-
-class Question(NamedTuple):
-    """All that a placement is decided from."""
-
-    name: str
-    spec: InferenceServiceSpec
-    inventory: Inventory = Inventory()
-    terms: Terms = Terms()
-    model: Inspection = Inspection()
-    runs: tuple[Run, ...] = ()
-    kept: PlacementStatus | None = None
-    wanted: int = 1
-    now: float = 0.0
-    # Of the largest nodes, for messages.
-    sizes: tuple[Size, ...] = ()
-    # How long nodes that no pool has yet may take, in seconds.
-    node_deadline: float = parse_duration(NODE_DEADLINE)
-
-
-class Current(NamedTuple):
-    """Where the spec's revision was placed: the entry's position, the devices, and fields of its Run."""
-
-    position: int
-    resolved: Resolved
-    running: bool
-    refused: str
-    tolerations: tuple[Mapping[str, Any], ...] | None = None
 
 
 def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
@@ -88,29 +39,13 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
 
 def terms(observed: Observed, spec: InferenceServiceSpec) -> Terms:
     """What the service's pods require of nodes, and tolerate."""
-    profile = observed.profile
-    if profile is None:
-        return Terms(service_uid=observed.meta.uid)
-    pod = scheduling(profile, spec)
-    return Terms(
-        selector=pod.get("nodeSelector") or {},
-        tolerations=(*(pod.get("tolerations") or ()), *tolerations()),
-        cuda=profile.min_cuda or DAEMON_CUDA,
-        service_uid=observed.meta.uid,
-        devices=tuple(_hint(one) for one in profile.devices),
-    )
+    return terms_of(observed.profile, spec, observed.meta.uid)
 
 
-def pinned(question: Question, current: Current | None) -> Question:
-    """For more pods of a revision that has a template: they tolerate what it says, not what a new one would."""
-    if current is None or current.tolerations is None:
-        return question
-    return question._replace(terms=question.terms._replace(tolerations=current.tolerations))
-
-
-def _hint(device: DeviceHint) -> Hint:
-    memory = int(parse_quantity(device.memory)) if device.memory else products().get(device.product)
-    return Hint(tuple(sorted(device.node_labels.items())), device.product, memory)
+def placeable(observed: Observed) -> int | None:
+    """How many replicas have a place or would find one now: the limit of scaling; None if that is unknown."""
+    beside = more(ask(observed, observed.spec)) if observed.spec is not None else None
+    return None if beside is None else beside + sum(pod.assigned for pod in observed.pods if pod.counts)
 
 
 def _runs(observed: Observed, spec: InferenceServiceSpec) -> Iterator[Run]:

@@ -21,11 +21,11 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.units import read_quantity
 
-from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, Node
-from pagoda_operator.inventory.offers import Offer, known_memory
-from pagoda_operator.inventory.slices import Claim, Slice, SliceDevice, devices, selects
-from pagoda_operator.inventory.terms import Block, Hint, Terms, blocked
-from pagoda_operator.inventory.values import Json, Profile, parse_profile
+from pagoda_placement.nodes import MIG_AT_WORK, MIG_FAILED, Node
+from pagoda_placement.offers import Offer, known_memory
+from pagoda_placement.slices import Claim, Slice, SliceDevice, devices, selects
+from pagoda_placement.terms import Block, Hint, Terms, blocked
+from pagoda_placement.values import Json, Profile, parse_profile
 
 # Each has an answer for every node: with as many selectors as services they would be most of our memory.
 _MAX_KEPT: Final = 32

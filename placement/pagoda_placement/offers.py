@@ -15,7 +15,7 @@ from pagoda_contracts.units import read_quantity
 from pagoda_sizing.devices import GB
 from pagoda_sizing.platforms import identify, platforms, products, vendor_of
 
-from pagoda_operator.inventory.values import SHARED, Json, Profile, of_product, of_resource, parse_profile
+from pagoda_placement.values import SHARED, Json, Profile, of_product, of_resource, parse_profile
 
 # A profile's memory as a share of the GB in its name, if no label says it. NVIDIA's own tables are between 0.93 and 1.06.
 _NAMED_SHARE: Final = 0.93

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.decide.render.children import identify
+from pagoda_placement.revision import identify
 
 BASE = {"model": {"uri": "pvc://models/tiny"}, "accelerators": [{"cpu": {"cores": "250m", "memory": "1Gi"}}]}
 
@@ -38,6 +38,8 @@ def test_each_field_that_a_replica_runs_makes_a_new_revision():
         {"drain": {"timeout": "31s"}},
         {"health": {"progressTimeout": "10m"}},
         {"slo": {"ttft": "800ms"}},
+        {"clientKeys": {"name": "keys"}},
+        {"clientKeys": {"name": "others"}},
         {"profileRef": {"name": "h100"}},
         {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
         {"accelerators": [{"cpu": {"cores": "500m", "memory": "1Gi"}}]},

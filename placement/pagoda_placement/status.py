@@ -19,13 +19,13 @@ from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.status import PlacementStatus, RejectedAccelerator, WaitingAccelerator
 from pagoda_sizing.platforms import matches
 
-from pagoda_operator.decide.placement.options import Candidate, Option
-from pagoda_operator.decide.placement.question import Current, Question
-from pagoda_operator.decide.render.children import entry_digest
-from pagoda_operator.inventory.fit import too_small
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, Node
-from pagoda_operator.inventory.values import of_product, stamp
+from pagoda_placement.fit import too_small
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.nodes import MIG_AT_WORK, MIG_FAILED, Node
+from pagoda_placement.options import Candidate, Option
+from pagoda_placement.question import Current, Question
+from pagoda_placement.revision import entry_digest
+from pagoda_placement.values import of_product, stamp
 
 _MAX_REJECTED: Final = 32
 _MAX_WHY: Final = 1000

@@ -1,4 +1,4 @@
-"""Which nodes a service's pods may use, and why not the others: `blocked(node, terms)`. Pure; called by `inventory` and placement."""
+"""Which nodes a service's pods may use, and why not the others: `terms_of` and `blocked(node, terms)`. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import DAEMON_CUDA, MIG_INVALID
-from pagoda_sizing.platforms import driver_for
+from pagoda_contracts.resources.profile import DeviceHint, ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.units import parse_quantity
+from pagoda_sizing.platforms import driver_for, platforms, products
 
-from pagoda_operator.inventory.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Taint, tolerated
-from pagoda_operator.inventory.values import parse_version
+from pagoda_placement.nodes import MIG_AT_WORK, MIG_FAILED, PASSING_TAINTS, Node, Taint, tolerated
+from pagoda_placement.values import parse_version
 
 _HARD: Final = ("NoSchedule", "NoExecute")
 
@@ -43,6 +46,34 @@ class Block(NamedTuple):
 
     why: str
     passing: bool
+
+
+def terms_of(profile: ServingProfileSpec | None, spec: InferenceServiceSpec, uid: str) -> Terms:
+    """Returns what the service's pods require of nodes, and tolerate. Templates are merged as the pod's own is: node selectors by key,
+    and of the tolerations the last ones count. `profile`: None if there is none yet."""
+    if profile is None:
+        return Terms(service_uid=uid)
+    fields = profile.model_dump(mode="json", by_alias=True, exclude_none=True, include={"node_selector", "tolerations"})
+    layers = [fields, *((template or {}).get("spec") or {} for template in (profile.pod_template, spec.pod_template))]
+    chosen = {key: value for layer in layers for key, value in (layer.get("nodeSelector") or {}).items() if value is not None}
+    given = [layer["tolerations"] for layer in layers if layer.get("tolerations") is not None]
+    return Terms(
+        selector=chosen,
+        tolerations=(*(given[-1] if given else ()), *vendor_tolerations()),
+        cuda=profile.min_cuda or DAEMON_CUDA,
+        service_uid=uid,
+        devices=tuple(_hint(one) for one in profile.devices),
+    )
+
+
+def vendor_tolerations() -> tuple[dict[str, Any], ...]:
+    """Returns those of the taints by which vendors and providers keep pods without devices away."""
+    return tuple(one.model_dump(exclude_none=True) for one in platforms().taints)
+
+
+def _hint(device: DeviceHint) -> Hint:
+    memory = int(parse_quantity(device.memory)) if device.memory else products().get(device.product)
+    return Hint(tuple(sorted(device.node_labels.items())), device.product, memory)
 
 
 def blocked(node: Node, terms: Terms) -> Block | None:

@@ -1,4 +1,4 @@
-"""Which alternative of `accelerators[]` a service runs on, and why not the ones before it: `place(question)`. Pure; called by `plan`.
+"""Which alternative of `accelerators[]` a service runs on, and why not the ones before it: `place(question)`. Pure.
 
 Entries are tried in order. An entry that can never be used is passed over, with a reason for each class of devices. An entry whose devices
 are all in use is waited for, as long as its `fallbackAfter` says. A service that runs stays until its alternatives are edited.
@@ -16,13 +16,12 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
 from pagoda_sizing.replica import Requirement
 
-from pagoda_operator.api.placement import Placement, Resolved, Undecided
-from pagoda_operator.api.state import Observed
-from pagoda_operator.decide.placement.options import Candidate, Demand, Option, absent, merged, options
-from pagoda_operator.decide.placement.question import Current, Question, ask, pinned
-from pagoda_operator.decide.placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings, with_verdicts
-from pagoda_operator.decide.render.children import entry_digest, identify
-from pagoda_operator.inventory.values import digest, unix
+from pagoda_placement.options import Candidate, Demand, Option, absent, merged, options
+from pagoda_placement.question import Current, Question, pinned
+from pagoda_placement.result import Placement, Resolved, Undecided
+from pagoda_placement.revision import entry_digest, identify
+from pagoda_placement.status import MAX_DEVICE, chosen_status, rejections, waiting_status, warnings, with_verdicts
+from pagoda_placement.values import digest, unix
 
 # If a node joined within this time, a person or a node autoscaler may add more. Most autoscaled pools shrink at night.
 GROWS_S: Final = 86_400.0
@@ -42,12 +41,12 @@ def place(question: Question) -> Placement:
     if question.model.unserved:
         why = Undecided(MODEL_REJECTED, f"no daemon serves this model: {question.model.unserved}", stalled=True)
         return Placement(None, PlacementStatus(warnings=warned), undecided=why)
-    candidates = with_verdicts(question, _candidates(question, current), current)
-    if current is not None and _has_room(candidates, current):
+    found = with_verdicts(question, candidates(question, current), current)
+    if current is not None and _has_room(found, current):
         placed = _stay(question, current, warned)
     else:
-        placed = _as_pinned(question, _decide(question, candidates, warned, current))
-    if question.model.shape is None and question.model.unknown and _asks_for_shape(candidates, placed):
+        placed = _as_pinned(question, _decide(question, found, warned, current))
+    if question.model.shape is None and question.model.unknown and _asks_for_shape(found, placed):
         # A wait goes on, and entries that were given up stay so.
         waiting = question.kept.waiting if question.kept else None
         status = PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned)
@@ -89,13 +88,13 @@ def _free(question: Question, resolved: Resolved, entry: Accelerator, mine: str)
     return next((option.free for option in same), 0)
 
 
-def placeable(observed: Observed) -> int | None:
-    """How many replicas have a place or would find one now: the limit of scaling.
+def more(question: Question) -> int | None:
+    """How many more replicas of the current revision would find a place now.
 
     None if that is unknown: on CPU, without a revision yet, if no node offers such devices now, or if the node pool grows. Then nodes are
     added because pods wait, and as many as pods wait.
     """
-    if observed.spec is None or (current := _current(question := ask(observed, observed.spec))) is None:
+    if (current := _current(question)) is None:
         return None
     question, entry = pinned(question, current), question.spec.accelerators[current.position]
     if entry.cpu is not None:
@@ -104,13 +103,14 @@ def placeable(observed: Observed) -> int | None:
     same = [one for one in found if one.ever and one.kind and one.identity == current.resolved.identity]
     mine = [one for one in same if not current.resolved.labels or (one.kind and one.kind.label in current.resolved.labels)]
     joined = [room.node.joined for one in mine if one.kind for room in one.kind.rooms if not room.node.gone]
-    if not joined or observed.now - max(joined) < GROWS_S:
+    if not joined or question.now - max(joined) < GROWS_S:
         return None
-    return sum(pod.assigned for pod in observed.pods if pod.counts) + sum(one.free for one in mine)
+    return sum(one.free for one in mine)
 
 
-def _candidates(question: Question, current: Current | None) -> tuple[Candidate, ...]:
-    """Up to the first entry on CPU that is waited for without end. The entry of `current` has a template that stays as it is."""
+def candidates(question: Question, current: Current | None = None) -> tuple[Candidate, ...]:
+    """What each entry could run on, up to the first entry on CPU that is waited for without end. The entry of `current` has a template
+    that stays as it is."""
     required = Requirement.of(question.model.shape, question.spec) if question.model.shape else None
     demand = Demand(question.inventory, question.terms, required, question.model.unknowable)
     kept = replace(demand, terms=pinned(question, current).terms)

@@ -11,7 +11,7 @@ from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.host import Memory
 from pagoda_daemon.runner.kv_size import kv_shape, needs
-from pagoda_operator.decide.placement.place import place
+from pagoda_placement.place import place
 from pagoda_sizing.devices import catalogue
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.host import DEVICE_CONTEXT

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pagoda_operator.inventory.nodes import Node, lasting_labels, lasting_taints, parse_node
-from pagoda_operator.inventory.slices import Published, Slice, published, read_published
-from pagoda_operator.inventory.values import Json
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.nodes import Node, lasting_labels, lasting_taints, parse_node
+from pagoda_placement.slices import Published, Slice, as_slices, published, read_published
+from pagoda_placement.values import Json
 
 # A pool that had no node for so long is forgotten.
 FORGET_S: Final = 30 * 86_400.0
@@ -61,6 +62,14 @@ def gone(kept: Pools, nodes: Iterable[Node]) -> tuple[Node, ...]:
     there = {node.name for node in nodes}, {node.pool for node in nodes}
     examples = {name: example for name, pool in kept.items() if (example := _example(pool)) is not None}
     return tuple(example for name, example in examples.items() if example.name not in there[0] and name not in there[1])
+
+
+def with_gone(inventory: Inventory, away: tuple[Node, ...]) -> Inventory:
+    """Returns it with nodes that are gone for now, and the devices that they had."""
+    if not away:
+        return inventory
+    slices = (one for node in away for one in as_slices(node.name, node.published))
+    return replace(inventory, nodes=(*inventory.nodes, *away), slices=(*inventory.slices, *slices))
 
 
 def written(kept: Pools) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.units import parse_quantity
 
-from pagoda_operator.inventory.values import Json
+from pagoda_placement.values import Json
 
 _NAME: Final = r"\[['\"](?P<domain>[^'\"]+)['\"]\]\.(?P<name>\w+)"
 _EQUAL: Final = re.compile(rf"device\.attributes{_NAME}\s*==\s*(?P<quote>['\"])(?P<value>[^'\"]*)(?P=quote)")

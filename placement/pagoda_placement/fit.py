@@ -1,35 +1,18 @@
-"""The name of a model's files, what an inspection reported of them, and the request of an entry on CPU against the sizes of nodes. Pure.
+"""The request of an entry on CPU against the sizes of nodes. Pure.
 
-The sizes of nodes decide nothing, since larger nodes may come; they only explain why a pod waits.
+They of nodes decide nothing, since larger nodes may come; they only explain why a pod waits.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from pagoda_contracts.resources.placement import CpuAccelerator
-from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.replica import tenths
 
-from pagoda_operator.inventory.nodes import Node
-from pagoda_operator.inventory.values import digest
-
-
-def source_of(spec: InferenceServiceSpec) -> str:
-    """Returns a name for the files of the model: another address or revision is another model."""
-    return digest([spec.model.uri, spec.model.revision])
-
-
-def is_report(text: str) -> bool:
-    """Whether the text has the form of an inspection's report."""
-    try:
-        report = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(report, dict) and isinstance(report.get("config"), dict)
+from pagoda_placement.nodes import Node
 
 
 class Size(NamedTuple):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from pagoda_contracts.conditions.service import NO_NODES_CAME, WAITING_FOR_CAPACITY, WAITING_FOR_NODES
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.status import PlacementStatus
+
+from pagoda_placement.values import stamp, unix
+
+_WAITS: Final[Mapping[str, Reason]] = {"": WAITING_FOR_CAPACITY, "Expected": WAITING_FOR_NODES, "Missing": NO_NODES_CAME}
 
 
 @dataclass(frozen=True)
@@ -80,3 +86,18 @@ class Placement(NamedTuple):
         """All reasons in one line."""
         reasons = "; ".join(f"{rejected.accelerator}: {rejected.why}" for rejected in self.status.rejected)
         return f"no entry of accelerators can be used: {reasons}"
+
+    def awaited(self, node_deadline: float) -> tuple[Reason, str] | None:
+        """Returns the condition's reason and message while the service waits for devices, else None."""
+        waits = self.status.waiting
+        if waits is None:
+            return None
+        said = f"waiting for {waits.accelerator} since {waits.since}: {waits.why}"
+        return _WAITS[self.nodes], said + self._deadline((unix(waits.since) or 0.0) + node_deadline)
+
+    def _deadline(self, stalls_at: float) -> str:
+        """What happens if the devices do not come, and when."""
+        if self.again_at is None:
+            return "" if self.nodes == "Missing" else "; this wait has no deadline"
+        stalls = self.nodes == "Expected" and self.again_at == stalls_at
+        return f"; at {stamp(self.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
