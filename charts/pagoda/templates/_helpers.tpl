@@ -86,6 +86,11 @@ readinessProbe:
 {{- if and .Values.auth.enabled .Values.monitoring.serviceMonitor.enabled }}{{ .Release.Namespace }}/{{ .Release.Name }}-metrics{{ end }}
 {{- end }}
 
+{{- /* Whether there are gateways. Values of a release from before this one, as --reuse-values brings them, say nothing. */}}
+{{- define "pagoda.gateway" -}}
+{{- if ne (toString .Values.gateway.enabled) "false" }}true{{ end }}
+{{- end }}
+
 {{- /* Who may call replicas, as the operator reads it. */}}
 {{- define "pagoda.callers" -}}
 {{- $callers := dict
@@ -94,7 +99,8 @@ readinessProbe:
       "metrics" (concat .Values.auth.metrics.accounts (include "pagoda.collector" . | splitList "," | compact) | default list)
       "metricsFrom" .Values.auth.metrics.networks
       "tokens" .Values.auth.enabled
-      "networkPolicy" .Values.networkPolicy.enabled }}
+      "networkPolicy" .Values.networkPolicy.enabled
+      "clients" (not (include "pagoda.gateway" .)) }}
 {{- with .Values.networkPolicy.proxies }}
 {{- $callers = set $callers "proxies" . }}
 {{- end }}
@@ -122,7 +128,7 @@ pagoda-first-key
 {{- /* The first API key's text, made once per rendering, so that the Secret and the notes speak of the same key. Empty if it exists already. */}}
 {{- define "pagoda.firstKey" -}}
 {{- $auth := .Values.gateway.auth }}
-{{- if and .Values.gateway.enabled $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
+{{- if and (include "pagoda.gateway" .) $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
 {{- if not (hasKey $auth "madeKey") }}{{- $_ := set $auth "madeKey" (printf "pagoda-%s" (randAlphaNum 43)) }}{{ end }}
 {{- $auth.madeKey }}
 {{- end }}

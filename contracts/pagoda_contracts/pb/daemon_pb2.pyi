@@ -51,10 +51,14 @@ TARGET_SERVING: Target
 TARGET_DRAINING: Target
 
 class WatchStateRequest(_message.Message):
-    __slots__ = ("watcher",)
+    __slots__ = ("watcher", "interval_ms", "no_prefixes")
     WATCHER_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    NO_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     watcher: str
-    def __init__(self, watcher: _Optional[str] = ...) -> None: ...
+    interval_ms: int
+    no_prefixes: bool
+    def __init__(self, watcher: _Optional[str] = ..., interval_ms: _Optional[int] = ..., no_prefixes: _Optional[bool] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "preparing", "prefill_tokens", "requests_admitted", "requests_ended", "blocks_used", "blocks_free", "blocks_total", "block_size", "blocks_cached", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us")

@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 _SOURCE: Final = "replicas"
 _REPORT_S: Final = 1.0
+_INTERVAL_MS: Final = 500
 _REDIAL_S: Final = 2 * STATE_DEAD_MS / 1000
 
 
@@ -118,7 +119,7 @@ class Replicas:
         self, signals: Signals, clock: Callable[[], float], identity: str, own: OwnToken | None = None, port: int = PORT_DAEMON_GRPC
     ) -> None:
         self._signals, self._clock, self._own, self._port = signals, clock, own, port
-        self._request = WatchStateRequest(watcher=f"operator/{identity}")
+        self._request = WatchStateRequest(watcher=f"operator/{identity}", interval_ms=_INTERVAL_MS, no_prefixes=True)
         self._services: dict[Key, _Service] = {}
         self._streams: dict[str, asyncio.Task[None]] = {}
 
@@ -143,7 +144,8 @@ class Replicas:
                 self._end(service, uid)
 
     async def run(self) -> None:
-        """Reports once a second, until cancelled."""
+        """Reports once a second, until cancelled. Begins before the first run of a service."""
+        self._signals.begin()
         try:
             while True:
                 self._signals.hear(_SOURCE, self.report())

@@ -84,6 +84,10 @@ class Signals:
         self._any_gateway = True
         self._gateways.setdefault(gateway, _Gateway(self._clock()))
 
+    def begin(self) -> None:
+        """Silence counts from now on: who begins to lead has heard no replica yet."""
+        self._began, self._any_gateway = self._clock(), True
+
     def forget(self, gateway: str) -> None:
         """It is gone for good."""
         if (gone := self._gateways.pop(gateway, None)) is not None:

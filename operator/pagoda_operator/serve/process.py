@@ -223,8 +223,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     beside = [sampling, made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
-    leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, inventory.run, events.run, *workers]
-    leading += [replicas.run] if replicas is not None else []
+    leading: list[Callable[[], Awaitable[None]]] = [replicas.run] if replicas is not None else []
+    leading += [keys.run, status_writer.run, inventory.run, events.run, *workers]
     tell = partial(_tell_of_takeover, made, events)
     return [*beside, _prepare(made.lease, reflectors, inventory, ready, tell), *(_when_ready(ready, part) for part in leading)]
 

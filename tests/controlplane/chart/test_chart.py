@@ -169,6 +169,12 @@ def test_without_a_gateway_nothing_of_it_is_installed_and_the_operator_reads_rep
     set_to = {one["name"]: one.get("value") for one in environment}
     assert set_to["PAGODA_READ_REPLICAS"] == "true"
     assert {"PAGODA_GATEWAYS", "PAGODA_GATEWAY_URL"}.isdisjoint(set_to)
+    config = the(objects, "ConfigMap", "pagoda-operator")["data"]["callers.json"]
+    assert Callers.model_validate_json(config).clients
+    # As --reuse-values brings them from a release before this value.
+    older = rendered(cluster, "gateway.enabled=null")
+    assert "pagoda-gateway" in {body["metadata"]["name"] for body in of_kind(older, "Deployment")}
+    assert not Callers.model_validate_json(the(older, "ConfigMap", "pagoda-operator")["data"]["callers.json"]).clients
 
 
 def test_the_first_key_in_the_notes_is_the_one_that_gateways_let_in(cluster):

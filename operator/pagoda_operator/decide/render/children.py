@@ -57,7 +57,7 @@ Manifest = dict[str, Any]
 # added, so its default of ten minutes failed slow starts. The pods themselves show what cannot start.
 _PROGRESS_S: Final = 86_400
 # An empty value of these means the same as none.
-_ON_CPU: Final = ("health", "slo")
+_ON_CPU: Final = ("health", "slo", "clientKeys")
 _ONLY_IF_SET: Final = (*_ON_CPU, "resources")  # on CPU the entry says what is requested
 # Node-local DNS caches listen on a link-local address, which belongs to no pod.
 _LINK_LOCAL: Final = ("169.254.0.0/16", "fe80::/10")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.conditions.service import INVALID_PROFILE, POD_TEMPLATE_FORBIDDEN
+from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC, POD_TEMPLATE_FORBIDDEN
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.launch import AdaptersConfig, AuthConfig, DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
 from pagoda_contracts.names import (
@@ -97,10 +97,17 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
 
 
 def _auth(inputs: Inputs) -> AuthConfig | None:
+    """SpecProblem where clients' keys would pass by gateways and their quotas, or would shut out the operator, which has no token."""
     ours = inputs.callers.auth() if inputs.callers else None
     if inputs.spec.client_keys is None:
         return ours
-    return (ours or AuthConfig()).model_copy(update={"keys_file": f"{CLIENT_KEYS_DIR}/{CLIENT_KEYS_KEY}"})
+    if inputs.callers is None or not inputs.callers.clients:
+        raise SpecProblem(INVALID_SPEC, "clientKeys is for installations without a gateway (gateway.enabled: false in the chart's values)")
+    if ours is None:
+        raise SpecProblem(
+            INVALID_SPEC, "clientKeys needs auth.enabled: true in the chart's values; without it replicas let every client in"
+        )
+    return ours.model_copy(update={"keys_file": f"{CLIENT_KEYS_DIR}/{CLIENT_KEYS_KEY}"})
 
 
 def _adapters(spec: InferenceServiceSpec) -> AdaptersConfig | None:
@@ -250,7 +257,8 @@ def _client_keys(spec: InferenceServiceSpec) -> dict[str, Any]:
     """The digests of the keys of clients that call replicas themselves."""
     if spec.client_keys is None:
         return {}
-    return _folder("client-keys", CLIENT_KEYS_DIR, {"secret": {"secretName": spec.client_keys.name}})
+    entry = {"key": CLIENT_KEYS_KEY, "path": CLIENT_KEYS_KEY}  # the daemon sees nothing else that the Secret may have
+    return _folder("client-keys", CLIENT_KEYS_DIR, {"secret": {"secretName": spec.client_keys.name, "items": [entry]}})
 
 
 def _folder(name: str, path: str, source: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagoda_contracts.names import ROLE_OPERATOR
 from pagoda_contracts.pb import demand_pb2 as pb
 from pagoda_contracts.pb.daemon_pb2 import Phase, State
 from pagoda_gateway.demand.service_demand import Facts, Held, service_demand
@@ -16,8 +17,11 @@ from pagoda_gateway.watch.state_streams import parse_state
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals import Seen
 from pagoda_operator.api.state import Key
+from pagoda_operator.client.daemons import OwnToken
 from pagoda_operator.client.replicas import Replica, Replicas, states
 from pagoda_operator.client.signals import Signals
+from support.kube.issuer import Issuer
+from support.servers.local_front import local_config, local_front
 from support.servers.scripted_replica import Replica as Scripted
 from support.servers.scripted_replica import running
 
@@ -104,10 +108,33 @@ async def test_a_replica_is_read_until_it_goes_and_its_requests_still_count(scri
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_pod_that_does_not_answer_is_reported_as_unheard():
-    signals = Signals(asyncio.get_running_loop().time, lambda _: None)
-    replicas = Replicas(signals, asyncio.get_running_loop().time, "test", port=1)
-    replicas.follow(KEY, [POD])
+def heard(replicas):
+    """The verdict and reason of each replica."""
     (service,) = replicas.report().services
-    assert [(one.pod, one.verdict, one.reason) for one in service.endpoints] == [("p", pb.VERDICT_UNSPECIFIED, "unheard")]
+    return [(one.verdict, one.reason) for one in service.endpoints]
+
+
+async def test_a_replica_that_asks_for_tokens_is_heard_with_the_operators_and_not_without(tmp_path):
+    issuer, clock = Issuer(tmp_path), asyncio.get_running_loop().time
+    (tmp_path / "token").write_text(issuer.token(ROLE_OPERATOR))
+    async with local_front(local_config(tmp_path, auth=issuer.config())) as front:
+        port = int(front.grpc.rpartition(":")[2])
+        named = Replicas(Signals(clock, lambda _: None), clock, "test", OwnToken(tmp_path / "token"), port)
+        nameless = Replicas(Signals(clock, lambda _: None), clock, "test", port=port)
+        for one in (named, nameless):
+            one.follow(KEY, [POD])
+        await until(lambda: heard(named) == [(pb.VERDICT_FRESH, "ready")])
+        assert heard(nameless) == [(pb.VERDICT_UNSPECIFIED, "unheard")]
+        for one in (named, nameless):
+            one.forget(KEY)
+
+
+async def test_a_pod_with_another_address_is_read_anew_and_no_stream_stays(scripted):
+    clock = asyncio.get_running_loop().time
+    replicas = Replicas(Signals(clock, lambda _: None), clock, "test", port=int(scripted.grpc.rpartition(":")[2]))
+    replicas.follow(KEY, [replace(POD, address="127.255.255.254")])
+    assert heard(replicas) == [(pb.VERDICT_UNSPECIFIED, "unheard")]
+    replicas.follow(KEY, [POD])
+    await until(lambda: heard(replicas) == [(pb.VERDICT_FRESH, "ready")])
     replicas.forget(KEY)
+    await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name() == "state p"])

@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import httpx
 import pytest
 from pagoda_contracts.launch import AdapterModule, AdaptersConfig
-from pagoda_contracts.names import GRPC_WATCH_STATE, HEADER_PREFIX_HASHES, ROLE_GATEWAY, STATE_FLOOR_MS
+from pagoda_contracts.names import GRPC_WATCH_STATE, HEADER_PREFIX_HASHES, ROLE_GATEWAY, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
 from pagoda_contracts.pb.daemon_pb2 import AdapterPhase, AdapterState, Phase, State, WatchStateRequest
 from pagoda_contracts.prefix import TEXT_CHUNK_BYTES, Scope, text_hashes, to_header
 from pagoda_daemon.api.grpc import watch
@@ -62,12 +63,12 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(front, bearer):
+async def watching(front, bearer, **wish):
     async with front.channel() as channel:
         call = channel.unary_stream(
             GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
         )
-        stream = call(WatchStateRequest(watcher="test"), metadata=(("authorization", bearer),))
+        stream = call(WatchStateRequest(watcher="test", **wish), metadata=(("authorization", bearer),))
         yield Watcher(stream)
         stream.cancel()
 
@@ -103,6 +104,17 @@ async def test_a_gateway_hears_which_texts_became_resident_and_which_were_evicte
             await ask(front, bearer, text_of(number))
         await watcher.until(lambda _: not watcher.known & set(hashes))
         assert watcher.frames[-1].blocks_cached > 0
+
+
+async def test_a_watcher_without_interest_in_texts_gets_fewer_frames_and_none_of_their_names(front, bearer):
+    text = text_of(0)
+    async with watching(front, bearer) as all_of_it, watching(front, bearer, interval_ms=10**9, no_prefixes=True) as watcher:
+        await ask(front, bearer, text, text_hashes(SCOPE, text))
+        await all_of_it.until(lambda _: all_of_it.known >= set(text_hashes(SCOPE, text)))
+        await watcher.until(lambda state: state.requests_ended == 1)
+        assert not any(state.prefix_reset or state.prefixes_resident for state in watcher.frames)
+    times = [state.sent_at_ms for state in watcher.frames]
+    assert min(later - earlier for earlier, later in pairwise(times)) >= STATE_HEARTBEAT_MS - 5
 
 
 async def test_texts_named_by_somebody_else_are_not_heard_of(tmp_path):

@@ -56,15 +56,27 @@ def test_config_has_slo_and_health():
 
 
 def test_a_replica_lets_in_the_clients_of_the_secret_that_the_service_names_and_gateways_all_the_same():
-    ours = Callers(gateway="pagoda/gateway", operator="pagoda/operator")
+    ours = Callers(gateway="pagoda/gateway", operator="pagoda/operator", clients=True)
     named = inputs(clientKeys={"name": "llama-keys"})._replace(callers=ours)
     auth, pod = DaemonConfig.model_validate(daemon_config(named)).auth, pod_template(named)["spec"]
     assert (auth.keys_file, set(auth.tokens.subjects.values())) == ("/etc/pagoda-client-keys/keys", {"gateway", "operator"})
-    assert {"name": "client-keys", "secret": {"secretName": "llama-keys"}} in pod["volumes"]
+    only = {"secretName": "llama-keys", "items": [{"key": "keys", "path": "keys"}]}
+    assert {"name": "client-keys", "secret": only} in pod["volumes"]
     (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "client-keys"]
     assert (mount["mountPath"], mount["readOnly"]) == ("/etc/pagoda-client-keys", True)
-    alone = DaemonConfig.model_validate(daemon_config(named._replace(callers=None))).auth
-    assert (alone.keys_file, alone.tokens) == (auth.keys_file, None)
+
+
+@pytest.mark.parametrize(
+    ("callers", "said"),
+    [
+        (None, "without a gateway"),
+        (Callers(gateway="pagoda/gateway", operator="pagoda/operator"), "without a gateway"),
+        (Callers(gateway="pagoda/gateway", operator="pagoda/operator", clients=True, tokens=False), "auth.enabled: true"),
+    ],
+)
+def test_client_keys_are_refused_where_gateways_count_requests_or_the_operator_would_be_shut_out(callers, said):
+    with pytest.raises(SpecProblem, match=said):
+        daemon_config(inputs(clientKeys={"name": "llama-keys"})._replace(callers=callers))
 
 
 def test_absent_limits_stay_absent_for_the_daemon_to_resolve():

@@ -258,9 +258,9 @@ WORDS = {
     "a report without it": (59.0, None, "its state is not known yet"),
     "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
     "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
-    "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "it takes no requests: overdue"),
+    "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "it does not answer as it should: overdue"),
     "one of two gateways has not admitted it": (0.0, EndpointSignal(Seen.FRESH, lacking=True), "not every gateway has admitted it yet"),
-    "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "it takes no requests: unheard"),
+    "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "it does not answer as it should: unheard"),
     "a wrong deep check": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its deep check is wrong or late"),
 }
 
