@@ -34,7 +34,7 @@ lint: setup  ## Format check, lint, types, import contracts, shell scripts, word
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/bandit -q -r -ll -c pyproject.toml contracts kube sizing kernels daemon operator gateway fetch cli devcluster bench
+	$(BIN)/bandit -q -r -ll -c pyproject.toml contracts kube sizing placement kernels daemon operator replay gateway fetch cli devcluster bench
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
 	$(WORDS)

@@ -89,7 +89,7 @@ class Bench:
     def grow(self, count: int, replicas: tuple[int, ...] = (1,)) -> float:
         """So many services in all, Ready; how long that took."""
         start = time.monotonic()
-        cpu = [{"cpu": {"cores": "10m", "memory": "16Mi"}}]
+        cpu = [{"cpu": {"cores": "10m", "memory": "1Gi"}}]
         sizes = itertools.cycle(replicas)
         bodies = [
             service_body(f"s{number}", NAMESPACE, replicas=next(sizes), accelerators=cpu, profileRef={"name": NAMESPACE})

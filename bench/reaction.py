@@ -41,7 +41,7 @@ from support.servers.scripted_gateway import MultiServiceGateway, ScriptedGatewa
 
 GOALS: Final = {"decision": 2.0, "unrouted": 5.0, "replaced": 10.0}
 BIN_S: Final = 5.0
-CPU: Final = [{"cpu": {"cores": "10m", "memory": "16Mi"}}]
+CPU: Final = [{"cpu": {"cores": "10m", "memory": "1Gi"}}]
 SCALING: Final = {"mode": "Auto", "min": 0, "max": 8, "idleAfter": "1h", "targets": {"queueDepth": 1, "kvUtilization": 0.8}}
 CALM: Final = Traffic(rate=0.2, running=1)
 STRIKES: Final = {"queue": Traffic(rate=1.0, running=16, waiting=200), "kv": Traffic(rate=0.2, running=2, kv=0.97)}

@@ -111,7 +111,7 @@ def refusal(stderr: str) -> str:
     """Returns kubectl's own words without its log; without a cluster, what to do comes first."""
     said = "\n".join(line for line in stderr.strip().splitlines() if not _LOG_LINE.match(line))
     if any(words in said for words in _NO_CLUSTER):
-        return f"no cluster answers. Set KUBECONFIG, or use --kubeconfig or --context. kubectl says: {said}"
+        return f"no cluster answers. Check KUBECONFIG, --kubeconfig and the context. kubectl says: {said}"
     return said
 
 

@@ -1,4 +1,4 @@
-"""`pagoda plan`: which device carries this model under this demand.
+"""`pagoda plan`: which device carries this model under this demand; with `-f`, where a service would be placed (`plan_cluster`).
 
 Finds config.json (`plan_model`), asks pagoda_sizing, prints (`plan_text`) or writes an InferenceService (`plan_service`).
 """
@@ -21,6 +21,8 @@ from pagoda_sizing.platforms import slices
 from pagoda_sizing.served import misshapen, unserved
 
 from pagoda_cli.errors import CliError
+from pagoda_cli.kubectl import Access
+from pagoda_cli.plan_cluster import Request, place_services
 from pagoda_cli.plan_model import find_model
 from pagoda_cli.plan_service import Asked, recommendation, runs
 from pagoda_cli.plan_text import Offer, show
@@ -30,9 +32,8 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """The command line as typed."""
+    """The command line as typed, without what `--filename` alone has."""
 
-    model: str
     device: list[str]
     context: int | None
     concurrency: int | None
@@ -43,11 +44,20 @@ class Options:
     kv_dtype: str
     tensor_parallel: int | None
     price: list[str]
+    as_yaml: bool
+
+
+_NONE = Options([], None, None, None, None, None, None, "bf16", None, [], as_yaml=False)
 
 
 def command(
     named: Annotated[str | None, typer.Argument(help="hf://ORG/NAME, a model's folder, its config.json, or -.", metavar="[MODEL]")] = None,
     model: Annotated[str | None, typer.Option(help="The same.")] = None,
+    filename: Annotated[list[str] | None, typer.Option("--filename", "-f", help="Services to place in a cluster; may repeat.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="With -f: what `kubectl get nodes -o json` printed, instead of a cluster.")] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="With -f: of services that name none; default: kubectl's own.")] = "",
+    kube_context: Annotated[str, typer.Option(help="With -f: a context of the kubeconfig.")] = "",
+    kubeconfig: Annotated[str, typer.Option(help="With -f: a kubeconfig file.")] = "",
     device: Annotated[list[str] | None, typer.Option(help="h100, or h100:3g.40gb; may repeat. Default: all.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of a request, prompt and answer; 4096 or the model's limit.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests at the same time. Default: as many as fit.")] = None,
@@ -61,18 +71,33 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Write the InferenceService that is recommended, with the reasons.")] = False,
 ) -> None:
-    """Show the devices that fit a model, cheapest first: how many requests, how fast, for how much; and why others do not fit."""
-    chosen = _one(named, model)
-    if as_json and as_yaml:
+    """Show the devices that fit a model, cheapest first: how many requests, how fast, for how much; and why others do not fit.
+    With -f: where a service would be placed in the cluster now, for how many replicas there is room, and why others have none."""
+    wished = (device or [], context, concurrency, prompt, ttft, tpot, quantization, kv_dtype, tensor_parallel, price or [])
+    options, access = Options(*wished, as_yaml), Access(namespace, kube_context, kubeconfig)
+    if not filename:
+        if nodes or any(access):
+            raise CliError("--nodes, --namespace, --kube-context and --kubeconfig need --filename, which names a service")
+        _compare(_one(named, model), options, as_json=as_json)
+    elif options != _NONE:
+        raise CliError(
+            "with --filename, the services say what is wanted; beside it may stand MODEL, --nodes, --json and options of kubectl"
+        )
+    else:
+        place_services(Request(filename, nodes, _one(named, model) if named or model else None, access), as_json=as_json)
+
+
+def _compare(named: str, options: Options, *, as_json: bool) -> None:
+    """Prints the devices, or the InferenceService that is recommended."""
+    if as_json and options.as_yaml:
         raise CliError("give at most one of --json and --yaml")
-    options = Options(chosen, device or [], context, concurrency, prompt, ttft, tpot, quantization, kv_dtype, tensor_parallel, price or [])
-    found = find_model(options.model)
+    found = find_model(named)
     parsed = parse_model(found.config)
     ask = _ask(options, parsed, found.config)
     why = unserved(found.config) or misshapen(parsed)
     devices = tuple(map(as_sold, priced(_devices(options.device), _prices(options.price))))
     offers = [Offer(row, each) for row, each in zip(plan(parsed, devices, ask), devices, strict=True)]
-    if as_yaml:
+    if options.as_yaml:
         print(recommendation(Asked(found, parsed, ask, why), offers), end="")
         return
     able = [device.name for device in devices if runs(device, ask.quantisation)]

@@ -10,13 +10,14 @@ from typing import Annotated, NamedTuple
 
 import typer
 from pagoda_contracts.crds.validation import Problem, is_ours, judge, parsed
+from pagoda_contracts.names import CONTAINER_DAEMON
 from pagoda_contracts.resources.effect import Note, not_built, notes
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceService, InferenceServiceSpec
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.platforms import matches, products, slices
-from pagoda_sizing.replica import Requirement, config_of, on_cpu, on_device
+from pagoda_sizing.replica import Requirement, config_of, on_cpu, on_device, too_little
 from pagoda_sizing.served import unserved
 
 from pagoda_cli.documents import Document, documents, read
@@ -85,7 +86,11 @@ def _notes(file: str, document: Document) -> Iterator[Finding]:
 
 
 def _verdicts(spec: InferenceServiceSpec) -> Iterator[Note]:
-    """Placement's word on a published model and the devices that the catalogue knows by the name that an entry has."""
+    """Memory in which no daemon starts. Placement's word on a published model and the devices that the catalogue knows by the name that an
+    entry has."""
+    for index, entry in enumerate(spec.accelerators):
+        if entry.cpu is not None and (why := too_little(CONTAINER_DAEMON, float(parse_quantity(entry.cpu.memory)))):
+            yield Note(("accelerators", index, "cpu", "memory"), f"refused: {why}")
     config = config_of(spec.model.uri)
     if config is None:
         return

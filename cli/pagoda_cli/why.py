@@ -70,6 +70,7 @@ def answer(service: Json, pods: list[Any], quotas: list[Any] | None) -> dict[str
         "scaling": status.get("scaling", {}),
         "revisions": status.get("revisions", []),
         "outdated": status.get("outdated"),
+        "lastStart": status.get("lastStart"),
         "pods": [_pod(pod) for pod in pods],
         "quotas": None if quotas is None else [_quota(quota) for quota in quotas if _counts(quota, namespace)],
     }

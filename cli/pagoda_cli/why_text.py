@@ -10,7 +10,7 @@ Json = Mapping[str, Any]
 
 def text(answer: Json) -> str:
     """All parts that have something to say, in the order in which a person asks."""
-    parts = (_head, _conditions, _placement, _scaling, _revisions, _pods, _quotas)
+    parts = (_head, _conditions, _placement, _scaling, _revisions, _pods, _last_start, _quotas)
     return "\n".join(clean(line) for part in parts for line in part(answer))
 
 
@@ -82,6 +82,17 @@ def _pods(answer: Json) -> Iterator[str]:
     for pod in late:
         where = f" on {pod['node']}" if pod["node"] else ""
         yield f"  {pod['name']}: {pod['phase']}{where}" + (f": {pod['why']}" if pod["why"] else "")
+
+
+def _last_start(answer: Json) -> Iterator[str]:
+    """The phases, in their order, and what they add up to."""
+    start = answer["lastStart"]
+    if not start:
+        return
+    phases = {phase: start.get(f"{phase}Seconds", 0) for phase in ("scheduled", "image", "fetch", "load", "warm")}
+    yield "last start"
+    yield f"  {start['pod']}: Ready at {start['readyAt']}, after {sum(phases.values())} s"
+    yield f"    {', '.join(f'{phase} {seconds} s' for phase, seconds in phases.items())}"
 
 
 def _quotas(answer: Json) -> Iterator[str]:

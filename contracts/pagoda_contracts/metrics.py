@@ -229,6 +229,14 @@ OPERATOR_EVENTS_WAITING: Final = Metric("pagoda_operator_events_waiting", "gauge
 OPERATOR_DOWN: Final = Metric(
     "pagoda_operator_services_down", "gauge", "Services that served, are not asleep and have no replica that takes requests"
 )
+OPERATOR_START_SECONDS: Final = Metric(
+    "pagoda_operator_start_seconds",
+    "histogram",
+    "Length of the phases of replicas' starts, from the creation of the pod to Ready: scheduled (until it had a node), image (images and "
+    "volumes), fetch, load, warm (from the end of the load on, as gateways report it). Starts with a restart are left out",
+    ("phase",),
+    (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0),
+)
 OPERATOR_ERRORS: Final = Metric("pagoda_operator_errors", "counter", "Runs that failed, by class of the error", ("class",))
 OPERATOR_LEADER: Final = Metric("pagoda_operator_leader", "gauge", "1 for the process that works, 0 for a standby")
 OPERATOR_EPOCH: Final = Metric("pagoda_operator_epoch", "gauge", "Changes of the leader that this process knows of")
@@ -243,6 +251,7 @@ OPERATOR: Final = (
     OPERATOR_QUEUE_AGE,
     OPERATOR_EVENTS_WAITING,
     OPERATOR_DOWN,
+    OPERATOR_START_SECONDS,
     OPERATOR_ERRORS,
     OPERATOR_WRITES,
     OPERATOR_READS_AGAIN,

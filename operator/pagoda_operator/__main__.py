@@ -24,10 +24,6 @@ def main() -> None:
     """Console script."""
     configure_logs()
     try:
-        if sys.argv[1:2] == ["replay"]:
-            from pagoda_operator.replay.command import main as replay
-
-            sys.exit(replay(sys.argv[2:]))
         sys.exit(_operate(sys.argv[1:]))
     except ModuleNotFoundError as missing:
         sys.exit(f"pagoda-operator: {missing.name} is not installed; in a checkout: pip install '.[operator]'")

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.names import CONTAINER_DAEMON, CONTAINER_FETCH
 from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_quantity
@@ -19,7 +20,7 @@ from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
-from pagoda_sizing.host import Launch, least_memory
+from pagoda_sizing.host import DAEMON_LEAST, FETCH_LEAST, Launch, least_memory
 from pagoda_sizing.model import Model
 from pagoda_sizing.published import published
 
@@ -29,6 +30,7 @@ _WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
 _KV: Final = "bf16"
 # The arithmetic has no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
 _WIDE: Final = "float32"
+_LEAST: Final[Mapping[str, int]] = {CONTAINER_DAEMON: DAEMON_LEAST, CONTAINER_FETCH: FETCH_LEAST}
 
 
 def config_of(uri: str) -> dict[str, Any] | None:
@@ -114,6 +116,12 @@ def on_cpu(required: Requirement, memory: int) -> Judged:
     if least <= memory:
         return Judged()
     return Judged(f"needs {tenths(least, up=True)} for weights + {_cache(required)}, has {tenths(memory)}")
+
+
+def too_little(container: str, limit: float) -> str:
+    """Returns why a container cannot run within a memory limit, whatever its model; empty if it may."""
+    least = _LEAST.get(container, 0)
+    return f"container {container} takes {tenths(least, up=True)} without a model" if limit < least else ""
 
 
 def _cache(required: Requirement) -> str:

@@ -11,7 +11,20 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPONENTS = ("contracts", "kube", "sizing", "kernels", "daemon", "operator", "gateway", "fetch", "cli", "devcluster")
+COMPONENTS = (
+    "contracts",
+    "kube",
+    "sizing",
+    "placement",
+    "kernels",
+    "daemon",
+    "operator",
+    "replay",
+    "gateway",
+    "fetch",
+    "cli",
+    "devcluster",
+)
 MAX_FUNCTION, P90_FUNCTION, MEDIAN_FUNCTION, MAX_FILE = 60, 30, 10, 300
 MAX_FOLDER = 25
 PACKAGES = tuple(f"{component}/pagoda_{component}" for component in COMPONENTS)

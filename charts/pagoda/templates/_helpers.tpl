@@ -81,14 +81,14 @@ readinessProbe:
 {{- mul $number (get (dict "s" 1 "m" 60 "h" 3600) $unit) }}
 {{- end }}
 
-{{- /* The account whose token the monitors show to replicas; empty if nothing asks for one. */}}
-{{- define "pagoda.collector" -}}
-{{- if and .Values.auth.enabled .Values.monitoring.serviceMonitor.enabled }}{{ .Release.Namespace }}/{{ .Release.Name }}-metrics{{ end }}
-{{- end }}
-
 {{- /* Whether there are gateways. Values of a release from before this one, as --reuse-values brings them, say nothing. */}}
 {{- define "pagoda.gateway" -}}
 {{- if ne (toString .Values.gateway.enabled) "false" }}true{{ end }}
+{{- end }}
+
+{{- /* The account whose token the monitors show to replicas; empty if nothing asks for one. */}}
+{{- define "pagoda.collector" -}}
+{{- if and .Values.auth.enabled .Values.monitoring.serviceMonitor.enabled }}{{ .Release.Namespace }}/{{ .Release.Name }}-metrics{{ end }}
 {{- end }}
 
 {{- /* Who may call replicas, as the operator reads it. */}}

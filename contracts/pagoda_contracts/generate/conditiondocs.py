@@ -27,6 +27,7 @@ kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeou
 ## Condition types
 
 Ready, Reconciling and Stalled follow kstatus, which Argo CD and Flux read. Each carries the generation that it speaks of.
+A message about a wait says since when it lasts, in UTC. It then says what happens at the deadline, or "this wait has no deadline".
 Use Serving for clients, and Ready for deployments. For alerts, use the metric `pagoda_operator_services_down`, as the
 chart's alert PagodaServiceDown does: Serving is False for a service that is asleep, too.
 

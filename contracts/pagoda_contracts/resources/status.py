@@ -104,6 +104,25 @@ class HealthStatus(Model):
     )
 
 
+class StartStatus(Model):
+    """How long one replica took to start. The phases add up to the time from createdAt to readyAt."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="The replica.")
+    created_at: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="When its pod was created.", json_schema_extra={"format": "date-time"}
+    )
+    ready_at: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="When it was Ready.", json_schema_extra={"format": "date-time"}
+    )
+    scheduled_seconds: int = Field(ge=0, description="Until it had a node.")
+    image_seconds: int = Field(ge=0, description="Pulling images and mounting volumes.")
+    fetch_seconds: int = Field(ge=0, description="Fetching the model.")
+    load_seconds: int = Field(ge=0, description="Loading the model.")
+    warm_seconds: int = Field(
+        ge=0, description="From the end of the load to Ready. 0 if no gateway had reported it then; loadSeconds includes it."
+    )
+
+
 class ScalingDecision(Model):
     """One change of the number of replicas, and why."""
 
@@ -146,6 +165,9 @@ class InferenceServiceStatus(Model):
         default=None,
         description="When the starting replicas are expected to be ready, by the time that others took. Absent if nothing is known.",
         json_schema_extra={"format": "date-time"},
+    )
+    last_start: StartStatus | None = Field(
+        default=None, description="How long the newest replica that started took, by phase. Starts with a restart are left out."
     )
     model_digest: Annotated[str, StringConstraints(max_length=128)] | None = Field(
         default=None, description="Digest of the model's files. Not written yet."

@@ -166,8 +166,9 @@ class EngineLink(ABC):
             case Loading():
                 self._take_loading(message)
             case Ready():
-                replica.limits, replica.load_progress = message, 1.0
                 replica.engine_beat = time.monotonic()
+                replica.warm_s = replica.engine_beat - replica.load_moved if replica.load_progress >= 1 else 0.0
+                replica.limits, replica.load_progress = message, 1.0
                 if not replica.leaving:
                     replica.enter(Phase.PHASE_READY)
             case Prefixes():

@@ -92,6 +92,7 @@ class Replica:
     stepped: float = 0.0
     load_progress: float = 0.0
     load_moved: float = 0.0
+    warm_s: float = 0.0  # from the end of the load to READY
     deep: DeepCheck = field(default_factory=DeepCheck)
     limits: Ready | None = None
     stats: Stats = field(default_factory=Stats)

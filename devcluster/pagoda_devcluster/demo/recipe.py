@@ -15,7 +15,7 @@ from pathlib import Path
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "tzdata")
 REGISTRY = "localhost/pagoda"
-SOURCES = ("contracts", "kube", "sizing", "kernels", "daemon", "operator", "gateway", "fetch")
+SOURCES = ("contracts", "kube", "sizing", "placement", "kernels", "daemon", "operator", "gateway", "fetch")
 DEPS_MOUNT = "/opt/pagoda/deps"
 
 
@@ -36,7 +36,7 @@ class Component:
         return (*self.below, self.folder)
 
 
-OPERATOR = Component("operator", "operator", "requirements/operator.txt", below=("contracts", "kube", "sizing"))
+OPERATOR = Component("operator", "operator", "requirements/operator.txt", below=("contracts", "kube", "sizing", "placement"))
 GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt", below=("contracts", "kube"))
 FETCH = Component("fetch", "fetch", "requirements/fetch.txt")
 _ENGINE = ("contracts", "sizing", "kernels")

@@ -33,6 +33,7 @@ class Frame(NamedTuple):
     waiting_tokens: int = 0
     blocks_used: int = 0
     blocks_total: int = 0
+    warm_ms: int = 0
     ttft_p95_ms: int = 0
     prefill_tokens: int = 0
     max_concurrency: int = 0

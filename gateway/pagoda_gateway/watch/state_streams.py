@@ -61,6 +61,7 @@ def parse_state(state: State) -> Frame:
         waiting_tokens=state.waiting_tokens,
         blocks_used=state.blocks_used,
         blocks_total=state.blocks_total,
+        warm_ms=state.warm_ms,
         ttft_p95_ms=state.ttft_p95_ms,
         prefill_tokens=state.prefill_tokens,
         max_concurrency=state.max_concurrency,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
 from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType
 from pagoda_contracts.resources.meta import Condition
+from pagoda_placement.values import stamp
 
 State = Literal["True", "False", "Unknown"]
+NO_DEADLINE: Final = "this wait has no deadline"
+
+
+def waiting(since: float, then: str = NO_DEADLINE) -> str:
+    """The end of a message: since when something is waited for (Unix seconds; nothing if that is unknown), and what happens then. It names
+    times and no durations, which would change by themselves."""
+    return f"; waiting since {stamp(since)}; {then}" if since else ""
 
 
 class Conditions(NamedTuple):

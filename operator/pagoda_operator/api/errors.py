@@ -8,8 +8,7 @@ OperatorError
 │   ├── Refused               400, 422: the API server does not accept the object
 │   └── Denied                401, 403: RBAC, quota or admission forbids it; retried, and reported
 ├── Superseded                another leader gives orders: the process ends
-├── SettingsError             the command line or the environment; the process ends
-└── TraceRefused              a line of a trace to replay
+└── SettingsError             the command line or the environment; the process ends
 """
 
 from __future__ import annotations
@@ -60,7 +59,3 @@ class Superseded(OperatorError):
 
 class SettingsError(OperatorError):
     """An option or variable that cannot work; names the value and what is accepted."""
-
-
-class TraceRefused(OperatorError):
-    """A trace that cannot be replayed; names the line and what is accepted."""

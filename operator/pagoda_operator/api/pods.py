@@ -8,20 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
     CONTAINER_DAEMON,
-    CONTAINER_FETCH,
-    EXIT_PERMANENT,
     LABEL_ACCELERATOR,
     LABEL_REVISION,
 )
+from pagoda_placement.values import Json, unix
 
-from pagoda_operator.inventory.values import Json, unix
+from pagoda_operator.api.starts import (
+    Fetching,
+    Phases,
+    Steps,
+    condition_of,
+    container_of,
+    containers_of,
+    ended_of,
+    parse_fetching,
+    parse_steps,
+    phases,
+)
 
 # The scheduler's words if devices exist and all are in use: for requests, and for ResourceClaims.
 _SHORT_OF: Final = ("Insufficient", "cannot allocate all claims")
@@ -31,29 +41,6 @@ _MERELY_LATER: Final = ("PodInitializing", "ContainerCreating")
 # For so long the last answer of a draining daemon counts although it is silent: an order times out after 2 s, and a busy machine stops a
 # process for five. One late answer removed a replica with its requests under way, and nothing could turn that back.
 _LATE_S: Final = 10.0
-
-
-class Fetching(NamedTuple):
-    """The state of a pod's fetch sidecar. `started`: the model is complete. The exit is that of its last run, if it ended.
-
-    A percentage would be a status write each time it moves; the sidecar's probe and log have it.
-    """
-
-    running: bool = False
-    started: bool = False
-    exit_code: int | None = None
-    exit_message: str = ""
-    exit_reason: str = ""
-
-    @property
-    def permanent(self) -> bool:
-        """Whether the fetch fails until a person repairs its cause."""
-        return self.exit_code == EXIT_PERMANENT and not self.started
-
-    @property
-    def busy(self) -> bool:
-        """Whether the model is being fetched, or an attempt failed."""
-        return not self.started and (self.running or self.exit_code is not None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +63,7 @@ class Pod:
     exit_reason: str = ""
     exit_message: str = ""
     fetching: Fetching = field(default_factory=Fetching)
+    steps: Steps = field(default_factory=Steps)
     # Unix seconds: when it was made, and since when it is ready (None while it is not).
     created: float = 0.0
     ready_since: float | None = None
@@ -105,6 +93,21 @@ class Pod:
     def uid(self) -> str:
         """The UID, which tells it from other pods of its name."""
         return str(self.meta.get("uid", ""))
+
+    @property
+    def waits_since(self) -> float:
+        """When it came to the step of its start where it is, in Unix seconds."""
+        return max(self.created, self.unscheduled_since or 0.0, *self.steps)
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is on its first way to Ready. One that was Ready before lost that after its daemon began."""
+        return not self.ready and self.restarts == 0 and not 0 < self.steps.loading < self.steps.unready
+
+    def start(self, warm_s: float = 0.0) -> Phases | None:
+        """How long its start took; None if it is not Ready, or if a restart hides when its start ended."""
+        known = self.ready and self.restarts == 0 and self.created and self.ready_since is not None
+        return phases(self.created, self.steps, self.ready_since or 0.0, warm_s) if known else None
 
     @property
     def short(self) -> bool:
@@ -137,7 +140,8 @@ def parse_pod(body: Json) -> Pod:
         deleting="deletionTimestamp" in meta,
         finished=status.get("phase") in ("Failed", "Succeeded"),
         scheduled=scheduled.get("status") == "True",
-        fetching=_fetching(status),
+        fetching=parse_fetching(status),
+        steps=parse_steps(body),
         unscheduled=lacking.get("message", ""),
         created=unix(meta.get("creationTimestamp")) or 0.0,
         ready_since=unix(readiness.get("lastTransitionTime")) if readiness.get("status") == "True" else None,
@@ -200,13 +204,12 @@ def _devices(spec: Json) -> bool:
 
 def _container(status: Json) -> dict[str, Any]:
     """Returns the state of the daemon's container; if another one blocks the pod, why that one waits."""
-    daemon: Json = next((c for c in status.get("containerStatuses", []) if c["name"] == CONTAINER_DAEMON), {})
-    all_containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    others = [container for container in all_containers if container["name"] != CONTAINER_DAEMON]
+    daemon = container_of(status, CONTAINER_DAEMON)
+    others = [container for container in containers_of(status) if container["name"] != CONTAINER_DAEMON]
     states: list[Json] = [container.get("state", {}) for container in [daemon, *others] if container]
     waits: list[Json] = [state["waiting"] for state in states if "waiting" in state]
     waiting: Json = next((wait for wait in waits if wait.get("reason") not in _MERELY_LATER), waits[0] if waits else {})
-    ended = _ended(daemon)
+    ended = ended_of(daemon)
     return {
         "waiting": waiting.get("reason", ""),
         "waiting_message": waiting.get("message", ""),
@@ -216,38 +219,6 @@ def _container(status: Json) -> dict[str, Any]:
         "exit_reason": ended.get("reason", ""),
         "exit_message": ended.get("message", ""),
     }
-
-
-def _ended(container: Json) -> Json:
-    """How the container's last run ended; empty if none has."""
-    return container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
-
-
-def condition_of(body: Json, kind: str) -> Json:
-    """Returns a condition of an object's status; empty if absent."""
-    conditions: list[Json] = body.get("status", {}).get("conditions", [])
-    return next((condition for condition in conditions if condition.get("type") == kind), {})
-
-
-def _fetching(status: Json) -> Fetching:
-    """Returns the sidecar's state; a pod without one has a sidecar that never ran."""
-    own: Json = next((c for c in status.get("initContainerStatuses", []) if c["name"] == CONTAINER_FETCH), {})
-    ended = _ended(own)
-    return Fetching(
-        running="running" in own.get("state", {}),
-        started=bool(own.get("started")),
-        exit_code=ended.get("exitCode"),
-        exit_message=ended.get("message", ""),
-        exit_reason=ended.get("reason", ""),
-    )
-
-
-def fetch_message(pod: str, fetching: Fetching) -> str:
-    """Returns one sentence. It names how the last attempt ended, also while the next one runs."""
-    if fetching.exit_code in (None, 0):
-        return f"{pod} fetches the model"
-    why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
-    return f"{pod} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"
 
 
 @dataclass(frozen=True, slots=True)

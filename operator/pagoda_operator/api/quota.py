@@ -22,8 +22,7 @@ from pagoda_contracts.names import (
     RESOURCE_MIG_PREFIX,
 )
 from pagoda_contracts.resources.placement import Accelerator
-
-from pagoda_operator.inventory.values import Json
+from pagoda_placement.values import Json
 
 Devices = Mapping[str, int]
 """Word (`gpu`, `mig-1g.10gb`) → count; absent is 0."""

@@ -74,7 +74,8 @@ class EndpointSignal:
     """One replica, by the most favourable gateway: a partition between one gateway and a pod is not the pod's fault.
 
     `reason` is the gateway's word (`silent`, `stuck`, `deep-check`, `loading`, …), `phase` the replica's own (`ready`, `draining`, …; empty
-    if it never reported). `age_s` is how old its state was when the gateway reported it, `bad_s` for how long it has been DEAD or UNHEARD
+    if it never reported). `age_s` is how old its state was when the gateway reported it, `warm_s` how long its start took after the load,
+    `bad_s` for how long it has been DEAD or UNHEARD
     without a pause, as far as this process knows. `lacking`: a gateway does not send it requests yet, and it has been Ready without that
     for less than MISSING_S.
     """
@@ -86,6 +87,7 @@ class EndpointSignal:
     phase: str = ""
     age_s: float = 0.0
     deep_failed: bool = False
+    warm_s: float = 0.0
     bad_s: float = 0.0
     lacking: bool = False
 

@@ -18,15 +18,16 @@ from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServi
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from pagoda_contracts.units import parse_duration
 from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
+from pagoda_placement.fit import Size
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.values import Json as Json  # noqa: PLC0414 (re-exported)
 from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
-from pagoda_operator.api.pods import Answer, Pod, condition_of
+from pagoda_operator.api.pods import Answer, Pod
 from pagoda_operator.api.quota import Grant, Holding, with_successor
 from pagoda_operator.api.signals import Decision, ServiceSignals
-from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.values import Json as Json  # noqa: PLC0414 (re-exported)
+from pagoda_operator.api.starts import Phases, condition_of
 
 
 class Resource(NamedTuple):
@@ -276,6 +277,11 @@ class Observed:
         """The times in the status that decisions depend on."""
         rollout = self.status.rollout
         return (rollout.since,) if rollout is not None and rollout.since else ()
+
+    def start_of(self, pod: Pod) -> Phases | None:
+        """How long a replica's start took. What it did after the load is known if a gateway has reported it."""
+        heard = self.signals.endpoints.get(pod.name) if self.signals is not None else None
+        return pod.start(heard.warm_s if heard is not None else 0.0)
 
     def of(self, resource: Resource) -> tuple[Child, ...]:
         """The service's own children of a kind."""

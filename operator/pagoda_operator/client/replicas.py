@@ -87,10 +87,11 @@ def _endpoint(replica: Replica, now: float) -> pb.EndpointDemand:
         verdict=pb.VERDICT_DEAD if fault else pb.VERDICT_FRESH,
         reason=fault or Phase.Name(state.phase).removeprefix("PHASE_").lower(),
         in_flight=state.in_flight,
-        draining=pod.deleting or pod.drain_deadline_ms is not None or state.phase == Phase.PHASE_DRAINING,
+        draining=_drains(replica, state),
         phase=state.phase,
         state_age_ms=int(_silent_ms(replica, now)),
         deep_check_failed=state.deep_check_failed,
+        warm_ms=state.warm_ms,
     )
 
 
@@ -99,13 +100,17 @@ def _fault(replica: Replica, state: State, now: float) -> str:
     silent_ms = _silent_ms(replica, now)
     if silent_ms > STATE_DEAD_MS:
         return "silent"
-    if state.phase != Phase.PHASE_READY:
+    if state.phase != Phase.PHASE_READY or _drains(replica, state):
         return ""
     if state.engine_heartbeat_age_ms + silent_ms > STATE_DEAD_MS:
         return "stuck"
     if state.step_age_ms > max(STEP_STUCK_MS, STEP_STUCK_TIMES * state.predicted_step_ms):
         return "overdue"
     return "deep-check" if state.deep_check_failed else ""
+
+
+def _drains(replica: Replica, state: State) -> bool:
+    return replica.pod.deleting or replica.pod.drain_deadline_ms is not None or state.phase == Phase.PHASE_DRAINING
 
 
 def _silent_ms(replica: Replica, now: float) -> float:

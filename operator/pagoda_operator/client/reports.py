@@ -45,4 +45,5 @@ def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
         phase=_PHASES.get(row.phase, ""),
         age_s=row.state_age_ms / 1000,
         deep_failed=row.deep_check_failed,
+        warm_s=row.warm_ms / 1000,
     )

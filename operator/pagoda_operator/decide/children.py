@@ -17,9 +17,11 @@ from pagoda_contracts.names import ANNOTATION_RENDERED, CONTAINER_FETCH, DAEMON_
 from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.profile import Egress
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
+from pagoda_placement.model import map_name
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import (
     CONFIG_MAPS,
     CONTROLLER_REVISIONS,
@@ -35,9 +37,9 @@ from pagoda_operator.api.state import (
     Resource,
 )
 from pagoda_operator.decide.render import children, devices, pod
-from pagoda_operator.decide.render.children import Manifest, Owner, Revision, inspection_name, inspection_policy, network_policy
+from pagoda_operator.decide.render.children import Manifest, Owner, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import model_of
-from pagoda_operator.decide.render.inspection import inspect, map_name
+from pagoda_operator.decide.render.inspection import inspect
 from pagoda_operator.decide.render.overlay import Edit, edits, lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of
@@ -132,8 +134,9 @@ def render(observed: Observed, owner: Owner, current: Revision, where: Where) ->
 
 
 def _weights(observed: Observed, spec: InferenceServiceSpec) -> int:
-    shape = inspect(observed, spec).shape
-    return shape.weight_bytes("bf16") if shape is not None else 0
+    """Bytes of the model's files: as an inspection counted them, else as a published model has them."""
+    known = inspect(observed, spec)
+    return known.size or (known.shape.weight_bytes("bf16") if known.shape is not None else 0)
 
 
 def _config_text(observed: Observed, current: Revision, config: Manifest) -> str:

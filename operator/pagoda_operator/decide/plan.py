@@ -14,17 +14,19 @@ from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_
 from pagoda_contracts.names import ANNOTATION_REJECTED
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
+from pagoda_placement.place import alternatives, place, spare
+from pagoda_placement.result import Placement, Resolved, Undecided
+from pagoda_placement.revision import Revision, identify
+from pagoda_placement.values import unix
 
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Placement, Resolved, Undecided
 from pagoda_operator.api.pods import Order
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
 from pagoda_operator.decide.children import Where, converge, isolate, pin, rescaled, retire, running, wanted
 from pagoda_operator.decide.health import Health, judge, succession
-from pagoda_operator.decide.placement.place import alternatives, place, spare
-from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.placement import ask
 from pagoda_operator.decide.render import inspection
-from pagoda_operator.decide.render.children import Manifest, Owner, Revision, identify
+from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.writes import Create, Write
 from pagoda_operator.decide.replicas.drain import DrainState
 from pagoda_operator.decide.replicas.replicas import current_state, old_states, rejection, steps
@@ -32,7 +34,6 @@ from pagoda_operator.decide.rollout import trial
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState
 from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.scale.bounds import refused
-from pagoda_operator.inventory.values import unix
 
 # Seconds to the next run while something that was removed still exists.
 _WAIT: Final = 2.0

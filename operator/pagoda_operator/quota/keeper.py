@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed, Reader
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.quota import Age, Ledger, Quota, of_namespace
-from pagoda_operator.decide.render.children import Manifest, Revision
+from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 from pagoda_operator.watch.kept import key_of
 

@@ -25,14 +25,14 @@ from pagoda_contracts.names import (
     RESOURCE_GPU,
     RESOURCE_MIG_PREFIX,
 )
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.values import digest
 
 from pagoda_operator.api.quota import GPU, slice_word
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
 from pagoda_operator.decide.quota import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Cluster, apply
 
 _ALWAYS: Final = frozenset((DEVICE_CLASS_GPU, DEVICE_CLASS_MIG))

@@ -16,6 +16,7 @@ from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, 
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage, WindowUsage
+from pagoda_placement.values import stamp
 from pydantic import ValidationError
 
 from pagoda_operator.api.conditions import Conditions
@@ -23,7 +24,6 @@ from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.quota import GPU, Devices, slice_word, spoken
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.decide.quota import Quota
-from pagoda_operator.inventory.values import stamp
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import Native, ensure_resource_quota
 from pagoda_operator.quota.usage import QuotaUsages, summary

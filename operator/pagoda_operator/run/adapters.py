@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import structlog
+from pagoda_placement.values import stamp
 
 from pagoda_operator.api.adapters import Adapter, CatalogueOrder, Entry, Phase, Progress
 from pagoda_operator.api.errors import Conflict
@@ -22,7 +23,6 @@ from pagoda_operator.client.catalogues import Catalogues
 from pagoda_operator.decide.adapters.catalogue import Catalogue, Host, catalogue
 from pagoda_operator.decide.adapters.places import Places, Replica, place
 from pagoda_operator.decide.adapters.status import Replicas, refused_status, status
-from pagoda_operator.inventory.values import stamp
 from pagoda_operator.run.apply import Cluster, apply_status
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.triggers import NameOwners

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from pagoda_contracts.names import ANNOTATION_RENDERED, DEFAULT_PROFILE, FIELD_MANAGER, LABEL_MANAGED_BY, MANAGED_BY
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_placement.values import digest
 
 from pagoda_operator.api.state import PROFILES, Json, Key, Lister, Reader, Resource
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
-from pagoda_operator.inventory.values import digest
 
 # After how many seconds a write is made again that another client undid: the second time, the third, and so on.
 UNDONE_DELAYS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)

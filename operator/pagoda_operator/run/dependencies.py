@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagoda_placement.fit import Size
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.revision import Revision
+
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.client.daemons import Daemons
 from pagoda_operator.client.replicas import Replicas
 from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.render.children import Manifest, Revision
-from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.inventory import Inventory
+from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.run.adapters import Adapters
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
@@ -67,5 +69,7 @@ class Dependencies:
     sizes: Callable[[], tuple[Size, ...]]
     ages: Ages
     events: Recorder
+    # Counts the starts of a service's replicas.
+    started: Callable[[Key, Observed | None], None]
     # Reads replicas' states, if no gateway does.
     replicas: Replicas | None = None

@@ -21,12 +21,12 @@ from pagoda_contracts.conditions.table import warns
 from pagoda_contracts.conditions.types import DEGRADED, READY, STALLED
 from pagoda_contracts.names import ANNOTATION_RENDERED, FIELD_MANAGER, GROUP, LEASE_OPERATOR
 from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_placement.values import digest
 
 from pagoda_operator.api.errors import ClusterError, OperatorError
 from pagoda_operator.api.state import EVENTS, LEASES, SERVICES, Json, Key, Observed, Resource
 from pagoda_operator.decide.render.overlay import written
 from pagoda_operator.decide.render.writes import Apply, Write
-from pagoda_operator.inventory.values import digest
 from pagoda_operator.run.apply import Cluster, apply_anew
 
 PER_MINUTE: Final = 6

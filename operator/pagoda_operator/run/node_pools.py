@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import structlog
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.nodes import Node
+from pagoda_placement.pools import Pool, gone, read, seen, with_gone, with_published, written
+from pagoda_placement.slices import Slice
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.state import CONFIG_MAPS
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.nodes import Node
-from pagoda_operator.inventory.pools import Pool, gone, read, seen, with_published, written
-from pagoda_operator.inventory.slices import Slice, as_slices
 from pagoda_operator.run.apply import Cluster, apply_anew
 
 LOOK_EVERY_S: Final = 30.0
@@ -89,11 +88,3 @@ class NodePools:
         self._nodes = nodes
         self._pools = seen(self._pools, nodes, self._wall())
         self._gone = gone(self._pools, nodes)
-
-
-def with_gone(inventory: Inventory, gone: tuple[Node, ...]) -> Inventory:
-    """With nodes that are gone for now, and the devices that they had."""
-    if not gone:
-        return inventory
-    slices = (one for node in gone for one in as_slices(node.name, node.published))
-    return replace(inventory, nodes=(*inventory.nodes, *gone), slices=(*inventory.slices, *slices))

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import structlog
 from pagoda_contracts.conditions.service import INVALID_SPEC
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.values import digest, stamp
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable
 from pagoda_operator.api.pods import Answer
@@ -27,8 +29,6 @@ from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_o
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
 from pagoda_operator.decide.status.status import down, status
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.values import digest, stamp
 from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, Repeats, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
@@ -184,6 +184,7 @@ class Reconciler:
         self._dependencies.triggers.waits(key, waiting=wants_devices(observed, draft))
         now = self._clock()
         self._dependencies.events.record_evictions(observed, now)
+        self._dependencies.started(key, observed)
         outcome = await self._carry_out(key, observed, replace(draft, writes=self._repeats.allowed(key, draft.writes, now.timestamp())))
         await self._dependencies.scaling.save_history(key, observed)
         undone = self._repeats.again(key, now.timestamp())
@@ -195,6 +196,7 @@ class Reconciler:
         self._repeats.forget(key)
         self._down.discard(key)
         self._dependencies.events.forget(key)
+        self._dependencies.started(key, None)
         self._answers.pop(key, None)
         self._outdated.discard(key)
         self._in_the_way.pop(key, None)

@@ -18,7 +18,7 @@ from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.signals import Decision
 from pagoda_operator.api.state import CONFIG_MAPS, Child, Key, Observed, Reader, explain
 from pagoda_operator.client.signals import Signals
-from pagoda_operator.decide.placement.place import placeable
+from pagoda_operator.decide.placement import placeable
 from pagoda_operator.decide.plan import owner_of
 from pagoda_operator.decide.render.writes import Apply, Create
 from pagoda_operator.decide.scale.bounds import refused

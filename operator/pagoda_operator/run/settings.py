@@ -64,7 +64,7 @@ class Settings(NamedTuple):
 
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """SettingsError names the option or variable, its value and what is accepted."""
-    more = "`pagoda-operator replay --help`: what scaling would have done with recorded demand."
+    more = "pagoda-replay shows what scaling would have done with recorded demand."
     parser = argparse.ArgumentParser(prog="pagoda-operator", description="Turns InferenceServices into replicas.", epilog=more)
     parser.add_argument("--kubeconfig", help="a kubeconfig file (default: the pod's ServiceAccount)")
     parser.add_argument("--probes-port", type=int, default=PORT_PROBES, help="0 lets the kernel choose (default: %(default)s)")

@@ -19,7 +19,7 @@ from pagoda_contracts.metrics import Metric
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from pagoda_operator.api.state import Key, Resource
+from pagoda_operator.api.state import Key, Observed, Resource
 from pagoda_operator.run.queue import Outcome
 
 _BEAT: Final = 1.0
@@ -117,8 +117,12 @@ class Metrics:
             Counter(metric.name, metric.help, metric.labels, registry=self._registry)
             for metric in (words.OPERATOR_RECONCILES, words.OPERATOR_ERRORS, words.OPERATOR_WRITES, words.OPERATOR_READS_AGAIN)
         )
-        seconds = words.OPERATOR_RECONCILE_SECONDS
-        self._seconds = Histogram(seconds.name, seconds.help, registry=self._registry, buckets=seconds.buckets)
+        self._seconds, self._starts = (
+            Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets)
+            for metric in (words.OPERATOR_RECONCILE_SECONDS, words.OPERATOR_START_SECONDS)
+        )
+        # Replicas that are on their way to Ready, by uid.
+        self._starting: dict[Key, frozenset[str]] = {}
         self._gauges = {
             metric: Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
             for metric in words.OPERATOR
@@ -132,6 +136,19 @@ class Metrics:
     def read_again(self) -> None:
         """A read that failed and is repeated within its call."""
         self._repeated.inc()
+
+    def started(self, key: Key, observed: Observed | None) -> None:
+        """Counts the starts of a service's replicas that were seen starting and are Ready now; None if the service is gone. Others may have
+        been Ready before they were seen."""
+        starting = self._starting.pop(key, frozenset())
+        if observed is None:
+            return
+        for pod in observed.pods:
+            if pod.uid in starting and (took := observed.start_of(pod)) is not None:
+                for phase, seconds in took._asdict().items():
+                    self._starts.labels(phase).observe(seconds)
+        if left := frozenset(pod.uid for pod in observed.pods if pod.starting):
+            self._starting[key] = left
 
     def timed(self, reconcile: Callable[[Key], Awaitable[Outcome]]) -> Callable[[Key], Awaitable[Outcome]]:
         """The same run, counted."""

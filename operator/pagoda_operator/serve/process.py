@@ -214,6 +214,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
         sizes=view.sizes,
         ages=Ages(time.monotonic),
         events=events,
+        started=made.metrics.started,
         replicas=replicas,
     )
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)

@@ -17,6 +17,8 @@ import msgspec
 import structlog
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_kube.cache import Cache, Item
+from pagoda_placement.fit import Size, largest
+from pagoda_placement.inventory import Inventory
 
 from pagoda_operator.api.state import (
     ADAPTERS,
@@ -33,8 +35,6 @@ from pagoda_operator.api.state import (
     Lister,
     Resource,
 )
-from pagoda_operator.inventory.fit import Size, largest
-from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
 
 KINDS: Final = tuple(dict.fromkeys((*OWN, *PARSERS)))

@@ -13,6 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_placement.inventory import parse_occupant
+from pagoda_placement.nodes import parse_node
+from pagoda_placement.slices import parse_claim, parse_slice
 
 from pagoda_operator.api.adapters import parse_adapter, parse_namespace
 from pagoda_operator.api.pods import by_scheduler
@@ -35,9 +38,6 @@ from pagoda_operator.api.state import (
 )
 from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.decide.render.overlay import by_others
-from pagoda_operator.inventory.inventory import parse_occupant
-from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.slices import parse_claim, parse_slice
 
 OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
 _POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")

@@ -16,6 +16,7 @@ from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_placement.values import unix
 from pydantic import ValidationError
 
 from pagoda_operator.api.errors import ClusterError
@@ -37,7 +38,6 @@ from pagoda_operator.api.state import (
     explain,
 )
 from pagoda_operator.decide.render.children import inspector_uid
-from pagoda_operator.inventory.values import unix
 
 Name = tuple[Resource, str]
 # A service has three or four stamps at a time; a cache that is late may show the ones before.

@@ -34,13 +34,20 @@ def asked(real):
     return deployment["spec"]["template"]["spec"]
 
 
-def why(real, *options):
-    """What `pagoda why` prints of the service."""
-    own = ["service/tiny", "--namespace", real.namespace, "--kubeconfig", str(real.cluster.kubeconfig), *options]
+def pagoda(real, *words):
+    """What the command line prints of the cluster."""
+    own = [*words, "--namespace", real.namespace, "--kubeconfig", str(real.cluster.kubeconfig)]
     program = str(Path(sys.executable).parent / "pagoda")
     paths = f"{real.cluster.bin}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run([program, "why", *own], capture_output=True, text=True, check=True, env=os.environ | {"PATH": paths})
+    done = subprocess.run([program, *own], capture_output=True, text=True, check=True, env=os.environ | {"PATH": paths})
     return done.stdout.splitlines()
+
+
+def planned(real, folder):
+    """What `pagoda plan` prints of the service as it is."""
+    body = real.service()
+    (folder / "service.json").write_text(json.dumps({name: body[name] for name in ("apiVersion", "kind", "metadata", "spec")}))
+    return pagoda(real, "plan", "-f", str(folder / "service.json"))
 
 
 def test_the_smallest_slice_that_fits_is_asked_for_and_the_scheduler_finds_it(service, operator):
@@ -73,7 +80,7 @@ def test_what_never_fits_stalls_with_numbers_and_a_new_node_resolves_it_at_once(
             assert [body["spec"]["replicas"] for body in service.kube.list(DEPLOYMENTS, service.namespace)] == [0]
 
 
-def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(service, operator):
+def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(service, operator, tmp_path):
     with device_node(service.kube, MIXED, "h100-a") as fake:
         holder = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/mig-3g.40gb": "2"}}}
         body = {"metadata": {"name": "holder"}, "spec": {"nodeName": "h100-a", "containers": [holder]}}
@@ -83,14 +90,18 @@ def test_slices_that_others_hold_are_waited_for_and_taken_when_they_are_free(ser
         waiting = service.reported(Reconciling="WaitingForCapacity")["Reconciling"]["message"]
         assert "mig[0] since " in waiting
         assert "mig-3g.40gb: all 2 devices are in use" in waiting
-        page = why(service)
+        page = pagoda(service, "why", "service/tiny")
         assert f"service {service.namespace}/tiny: 0 of 1 replicas ready" in page
         assert "  chosen: mig[0] (mig-3g.40gb, 39.5 GiB)" in page
         assert any(line.startswith("  waiting for mig[0] since ") for line in page)
-        assert json.loads("\n".join(why(service, "-o", "json")))["placement"]["chosen"] == "mig[0]"
+        assert json.loads("\n".join(pagoda(service, "why", "service/tiny", "-o", "json")))["placement"]["chosen"] == "mig[0]"
+        plan = planned(service, tmp_path)
+        assert plan[0].startswith(f"service {service.namespace}/tiny: WaitingForCapacity: waiting for mig[0] since ")
+        assert "  mig[0]: no room now: mig-3g.40gb: all 2 devices are in use" in plan
         service.kube.delete(PODS, "default", "holder", grace=0)
         replicas(service, fake, 1)
         service.reported(Reconciling="PullingImage")
+        assert planned(service, tmp_path)[0].endswith("mig[0] (mig-3g.40gb, 39.5 GiB): room for 2 replicas, 1 wanted")
         assert "waiting" not in service.service()["status"]["placement"]
 
 

@@ -1,6 +1,7 @@
 """A service whose model comes from a hub: fetched by the sidecar before the daemon starts, verified, served; inspected for devices."""
 
 import json
+from datetime import datetime
 from urllib.parse import urlsplit
 
 import httpx
@@ -57,6 +58,10 @@ def test_a_model_from_a_hub_is_fetched_once_over_a_cut_and_serves(pagoda, namesp
     (pod,) = pagoda.get("pods", "-n", namespace, "-l", "app.kubernetes.io/component=replica")["items"]
     (sidecar,) = pod["status"]["initContainerStatuses"]
     assert (sidecar["started"], sidecar["restartCount"]) == (True, 0)
+    start = pagoda.get("inferenceservices.serving.pagoda.dev", "fetched", "-n", namespace)["status"]["lastStart"]
+    created, ready = (datetime.fromisoformat(start[moment]) for moment in ("createdAt", "readyAt"))
+    assert (start["pod"], created) == (pod["metadata"]["name"], datetime.fromisoformat(pod["metadata"]["creationTimestamp"]))
+    assert sum(seconds for phase, seconds in start.items() if phase.endswith("Seconds")) == (ready - created).total_seconds()
     log = pagoda.cluster.kubectl("logs", pod["metadata"]["name"], "-n", namespace, "-c", "fetch")
     assert "hub-token" not in log + json.dumps(pod["status"])
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from pagoda_operator.api.state import PODS, PROFILES, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, plan
-from pagoda_operator.inventory.fit import Size
-from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run.dependencies import Dependencies, Quotas
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
@@ -18,6 +16,8 @@ from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.kept import key_of
 from pagoda_operator.watch.observe import Ages, observe
 from pagoda_operator.watch.triggers import NameOwners
+from pagoda_placement.fit import Size
+from pagoda_placement.inventory import Inventory
 from support.harness.stubs import NoDaemons, NoQuotas, Silence, dependencies_with
 from support.kube.fake_api import FakeApi, copied, finish, profile_body, running, service_body
 

@@ -12,12 +12,12 @@ from pagoda_devcluster.gpus import dra
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_devcluster.gpus.layout import Group, NodeClass, Product, Profile
-from pagoda_operator.decide.placement.question import Question
-from pagoda_operator.decide.render.inspection import Inspection, of_config
-from pagoda_operator.inventory.inventory import Inventory, parse_occupant
-from pagoda_operator.inventory.nodes import parse_node
-from pagoda_operator.inventory.slices import parse_claim, parse_slice
-from pagoda_operator.inventory.terms import Terms
+from pagoda_placement.inventory import Inventory, parse_occupant
+from pagoda_placement.model import Inspection, of_config
+from pagoda_placement.nodes import parse_node
+from pagoda_placement.question import Question
+from pagoda_placement.slices import parse_claim, parse_slice
+from pagoda_placement.terms import Terms
 from pagoda_sizing.replica import config_of
 
 Body = dict[str, Any]

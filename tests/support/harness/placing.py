@@ -7,7 +7,7 @@ from typing import Any
 
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES
-from pagoda_operator.inventory.fit import source_of
+from pagoda_placement.model import source_of
 from support.harness.harness import Harness
 from support.harness.inventories import H100, cut, inventory, node, whole
 from support.kube.fake_api import running

@@ -13,7 +13,7 @@ from pagoda_devcluster.gpus import layout
 from pagoda_devcluster.gpus.devices import allocatable
 from pagoda_devcluster.gpus.labels import labels_of
 from pagoda_operator.api.state import PROFILES
-from pagoda_operator.inventory.nodes import Taint, tolerated
+from pagoda_placement.nodes import Taint, tolerated
 from support.harness.harness import Harness
 from support.harness.inventories import Body, inventory
 from support.harness.placing import ENGINE, inspected

@@ -13,13 +13,13 @@ from pagoda_operator.api.state import Json, Key, Observed, Resource
 from pagoda_operator.decide.adapters.catalogue import Catalogue
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Owner
-from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run.apply import Cluster
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.observe import Ages
 from pagoda_operator.watch.triggers import NameOwners
+from pagoda_placement.inventory import Inventory
 
 
 def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
@@ -39,6 +39,7 @@ def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
         "sizes": tuple,
         "ages": Ages(lambda: 0.0),
         "events": Recorder(api, "operator-1"),
+        "started": lambda _key, _observed: None,
     }
     return Dependencies(**(stubs | parts))
 

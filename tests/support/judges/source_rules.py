@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-COMPONENTS = ("contracts", "kube", "sizing", "kernels", "daemon", "operator", "gateway", "cli", "devcluster", "fetch")
+COMPONENTS = (
+    "contracts",
+    "kube",
+    "sizing",
+    "placement",
+    "kernels",
+    "daemon",
+    "operator",
+    "replay",
+    "gateway",
+    "cli",
+    "devcluster",
+    "fetch",
+)
 Rule = Callable[[ast.AST], Iterator[tuple[int, str]]]
 
 UNSAFE_MODULES = frozenset(("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle", "_pickle"))

@@ -64,6 +64,7 @@ ENTRY = "cpu:\n      cores: 250m\n      memory: 2Gi"
         ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: int8}"}, 10, "spec.accelerators[0]: refused: engine.quantization int8"),
         ({"pvc://models/tiny": "hf://openai-community/gpt2"}, 7, "spec.model.uri: refused: no daemon serves this model: model_type 'gpt2'"),
         ({"pvc://models/tiny": QWEN}, 9, "spec.accelerators[0]: refused: needs "),
+        ({"memory: 2Gi": "memory: 64Mi"}, 11, "spec.accelerators[0].cpu.memory: refused: container daemon takes "),
         ({"pvc://models/tiny": QWEN, ENTRY: "mig: {profile: 1g.10gb}"}, 9, "spec.accelerators[0]: refused: needs "),
         ({"pvc://models/tiny": QWEN, ENTRY: GPU, "spec:": "spec:\n  engine: {maxModelLen: 16384}"}, 10, "of maxConcurrency 64 requests at"),
         ({"spec:": "spec:\n  scaling: {max: 3}"}, 6, "spec.scaling.max: of no effect in mode Manual"),

@@ -41,6 +41,16 @@ STATUS = {
     },
     "revisions": [{"hash": "0123456789", "replicas": 2, "readyReplicas": 1, "weight": 10}],
     "outdated": "podTemplate.spec.containers[daemon].image",
+    "lastStart": {
+        "pod": "chat-a",
+        "createdAt": WHEN,
+        "readyAt": "2026-01-01T10:01:15Z",
+        "scheduledSeconds": 2,
+        "imageSeconds": 18,
+        "fetchSeconds": 40,
+        "loadSeconds": 11,
+        "warmSeconds": 4,
+    },
 }
 SERVICE = {"metadata": {"name": "chat", "namespace": "team", "generation": 3}, "status": STATUS}
 PODS = [
@@ -123,6 +133,9 @@ def test_it_prints_all_that_the_operator_said(ask, cluster):
         "  would be rendered differently now: podTemplate.spec.containers[daemon].image; a new value in spec.profileRef.adopt rolls it out",
         "pods that are not ready",
         "  chat-b: Pending: 0/4 nodes have room",
+        "last start",
+        "  chat-a: Ready at 2026-01-01T10:01:15Z, after 75 s",
+        "    scheduled 2 s, image 18 s, fetch 40 s, load 11 s, warm 4 s",
         "quota",
         "  blue: gpus 8, mig.3g.40gb 2",
         "    Exhausted: 8 of 8 GPUs are charged",
@@ -159,7 +172,7 @@ def test_kubectls_refusal_is_passed_on(ask, cluster):
 def test_without_a_cluster_the_refusal_says_what_to_do_and_shows_no_log():
     log = 'E1124 19:45:57.345274   13233 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list"\n'
     last = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
-    assert refusal(log * 5 + last + "\n") == (f"no cluster answers. Set KUBECONFIG, or use --kubeconfig or --context. kubectl says: {last}")
+    assert refusal(log * 5 + last + "\n") == (f"no cluster answers. Check KUBECONFIG, --kubeconfig and the context. kubectl says: {last}")
     assert refusal(log + 'services "chat" not found') == 'services "chat" not found'
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def checkout(tmp_path):
     """What image tags depend on, in a folder that a test may change."""
-    for folder in ("contracts", "kube", "sizing", "kernels", "operator", "gateway", "fetch", "daemon", "requirements"):
+    for folder in ("contracts", "kube", "sizing", "placement", "kernels", "operator", "gateway", "fetch", "daemon", "requirements"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "hatch_build.py"):
         shutil.copy(ROOT / file, tmp_path)
@@ -40,6 +40,7 @@ CHANGES = [
     ("contracts/pagoda_contracts/names.py", {"operator", "gateway", "fetch", "daemon", "daemon-thin"}),
     ("requirements/daemon.txt", {"daemon"}),
     ("kube/pagoda_kube/cache.py", {"operator", "gateway"}),
+    ("placement/pagoda_placement/place.py", {"operator"}),
     ("gateway/Dockerfile", {"gateway"}),
     ("fetch/pagoda_fetch/core/names.py", {"fetch"}),
     ("kernels/pagoda_kernels/cpu/src/attention.h", {"daemon", "daemon-thin"}),

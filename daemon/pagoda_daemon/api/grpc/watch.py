@@ -82,6 +82,7 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         step_base_us=base,
         step_token_us=token,
         step_row_us=row_us(replica),
+        warm_ms=round(replica.warm_s * 1000),
     )
 
 

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from pagoda_placement.values import digest
+
 from pagoda_operator.api.adapters import Adapter, Entry
 from pagoda_operator.decide.adapters.catalogue import entry_of
-from pagoda_operator.inventory.values import digest
 
 
 class Replica(NamedTuple):

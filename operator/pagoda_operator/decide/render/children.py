@@ -1,7 +1,6 @@
 """The objects around a pod template: Deployment, ConfigMap, ControllerRevision, Service, PodDisruptionBudget, NetworkPolicies. Pure.
 
-Every child carries the service's labels, an owner reference that garbage collection follows, and the hash of its rendering. A revision is
-the hash of the service's own fields. The profile's content is not part of it: an edited profile or a new operator rolls no pod.
+Every child carries the service's labels, an owner reference that garbage collection follows, and the hash of its rendering.
 
 NetworkPolicies deny by default in both directions. In: gateways and the operator on the replica's two ports, readers of metrics on one.
 Out: DNS and the profile's `egress`, and only if models come from elsewhere. Policies add up, so an admin can open more with another one.
@@ -10,7 +9,6 @@ Out: DNS and the profile's `egress`, and only if models come from elsewhere. Pol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import (
@@ -33,9 +31,9 @@ from pagoda_contracts.names import (
     PORT_DAEMON_GRPC,
     PORT_DAEMON_HTTP,
 )
-from pagoda_contracts.resources.effect import has_sidecar
 from pagoda_contracts.resources.profile import Egress
-from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
+from pagoda_placement.revision import Revision
+from pagoda_placement.values import digest
 
 from pagoda_operator.api.callers import Callers, namespace_of
 from pagoda_operator.api.state import (
@@ -49,16 +47,12 @@ from pagoda_operator.api.state import (
     SERVICES,
     Resource,
 )
-from pagoda_operator.inventory.values import digest
 
 Manifest = dict[str, Any]
 
 # As long as a fetch may take (fetch.py). The Deployment controller does not see a fetch, a pull of a 30 GB image or a node that is being
 # added, so its default of ten minutes failed slow starts. The pods themselves show what cannot start.
 _PROGRESS_S: Final = 86_400
-# An empty value of these means the same as none.
-_ON_CPU: Final = ("health", "slo", "clientKeys")
-_ONLY_IF_SET: Final = (*_ON_CPU, "resources")  # on CPU the entry says what is requested
 # Node-local DNS caches listen on a link-local address, which belongs to no pod.
 _LINK_LOCAL: Final = ("169.254.0.0/16", "fe80::/10")
 _DNS: Final = 53
@@ -81,39 +75,6 @@ class Owner(NamedTuple):
         """On every child."""
         names = {LABEL_NAME: "pagoda", LABEL_MANAGED_BY: MANAGED_BY, LABEL_COMPONENT: COMPONENT_REPLICA}
         return self.selector | names
-
-
-class Revision(NamedTuple):
-    """One (revision × accelerator): `name` is that of its Deployment, ConfigMap and ControllerRevision."""
-
-    name: str
-    hash: str
-    accelerator: str
-
-
-def identify(
-    service: str, spec: InferenceServiceSpec, accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})
-) -> Revision:
-    """The revision that the spec asks for on this accelerator. `resolved`: the devices, if the entry leaves a choice.
-
-    Only fields that differ from their default are hashed, so that a field added by a later version changes no hash.
-    The accelerator counts by its content, not by its place in the list: reordering alternatives rolls nothing.
-    """
-    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    names = ("model", "engine", "drain", "podTemplate", "profileRef", *(("credentials",) if has_sidecar(spec) else ()))
-    parts = {name: fields[name] for name in names if name in fields}
-    if spec.adapters is not None:  # an empty block asks for something, too; who may attach adapters concerns no pod
-        parts["adapters"] = {name: value for name, value in fields["adapters"].items() if name != "allowFrom"}
-    only = _ONLY_IF_SET if accelerator.cpu is None else _ON_CPU
-    parts |= {name: fields[name] for name in only if fields.get(name)}
-    revision, kind = digest(parts), entry_digest(accelerator, resolved)
-    return Revision(f"{service}-{digest([revision, kind])}", revision, kind)
-
-
-def entry_digest(accelerator: Accelerator, resolved: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Names an entry of `accelerators[]` by its content, without its `fallbackAfter`, and by its devices if they were chosen."""
-    fields = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"fallback_after"})
-    return digest([fields, dict(resolved)] if resolved else fields)
 
 
 def replica_labels(owner: Owner, revision: Revision) -> dict[str, str]:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from pagoda_contracts.names import COMPONENT_REPLICA, DEVICE_CLASS_GPU, LABEL_COMPONENT, LABEL_SERVICE_UID
 from pagoda_contracts.resources.placement import Accelerator, DraAccelerator, ResourcesSpec
+from pagoda_placement.options import ranks
+from pagoda_placement.result import Resolved
+from pagoda_placement.terms import vendor_tolerations
+from pagoda_placement.values import alternatives
 from pagoda_sizing.host import beside_devices
-from pagoda_sizing.platforms import platforms
-
-from pagoda_operator.api.placement import Resolved
-from pagoda_operator.inventory.values import alternatives
 
 _CLAIM: Final = "devices"
 _HOST: Final = ("cpu", "memory", "ephemeral-storage")
@@ -33,11 +33,11 @@ def resources(accelerator: Accelerator, resolved: Resolved) -> dict[str, Any]:
 
 
 def requested(accelerator: Accelerator, resolved: Resolved, fetched: int) -> dict[str, Any]:
-    """What a replica on devices requests of its node besides them, so that the kubelet does not evict it first. `fetched`: bytes of the
-    model if they lie on the pod's scratch disk. Nothing on CPU, where the entry says it."""
-    if accelerator.cpu is not None:
-        return {}
+    """What a replica requests of its node besides devices, so that the kubelet does not evict it first. `fetched`: bytes of the model if
+    they lie on the pod's scratch disk. On CPU the entry says the rest."""
     host = beside_devices(ranks(accelerator), sliced=bool(resolved.profile), fetched=fetched)
+    if accelerator.cpu is not None:
+        return {"ephemeral-storage": f"{-(-host.disk // (1 << 20))}Mi"} if fetched else {}
     sizes = {"memory": host.memory, "ephemeral-storage": host.disk}
     return {"cpu": f"{host.millicores}m"} | {name: f"{-(-size // (1 << 20))}Mi" for name, size in sizes.items()}
 
@@ -68,17 +68,6 @@ def _pack(spec: dict[str, Any], accelerator: Accelerator, uid: str) -> None:
     spec["affinity"] = affinity | {"podAffinity": preferred}
 
 
-def ranks(accelerator: Accelerator) -> int:
-    """Devices of a replica, which are the ranks of its tensor parallelism."""
-    counted = accelerator.gpu or accelerator.dra
-    return counted.count if counted is not None else 1
-
-
-def tolerations() -> tuple[dict[str, Any], ...]:
-    """Of the taints by which vendors and providers keep pods without devices away."""
-    return tuple(one.model_dump(exclude_none=True) for one in platforms().taints)
-
-
 def on_devices(template: dict[str, Any], accelerator: Accelerator, resolved: Resolved, claim: str) -> dict[str, Any]:
     """The template for the devices' nodes; `claim`: the ResourceClaimTemplate, for an entry that has one."""
     if accelerator.cpu is not None:
@@ -89,7 +78,7 @@ def on_devices(template: dict[str, Any], accelerator: Accelerator, resolved: Res
     if resolved.labels:
         _require(spec, alternatives(resolved.labels))
     given = spec.get("tolerations") or []
-    spec["tolerations"] = [*given, *(one for one in tolerations() if one not in given)]
+    spec["tolerations"] = [*given, *(one for one in vendor_tolerations() if one not in given)]
     if accelerator.dra is not None:
         claims = [one for one in spec.get("resourceClaims", []) if one["name"] != _CLAIM]
         spec["resourceClaims"] = [*claims, {"name": _CLAIM, "resourceClaimTemplateName": claim}]

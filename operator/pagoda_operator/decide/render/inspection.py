@@ -1,7 +1,7 @@
-"""How the operator learns a model's shape: published models by name, any other from the report of a pod that runs once. Pure.
+"""How the operator learns the shape of a model that is not published: from the report of a pod that runs once. Pure.
 
 The pod reads the model's config.json and reports it as its termination message. The operator keeps the report in the ConfigMap
-`<service>-model` and deletes the pod. Another address or revision of the model is inspected again.
+`<service>-model` and deletes the pod.
 
 The operator itself connects to nothing outside its cluster. The pod does, with the service's own credential, under Pod Security
 `restricted`. It has the environment that the profile gives to the sidecar `fetch` (a private hub, a proxy).
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pagoda_contracts.conditions.service import INSPECTING_MODEL, MODEL_REJECTED
 from pagoda_contracts.names import (
@@ -27,13 +27,10 @@ from pagoda_contracts.names import (
 from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_sizing.errors import SizingError
-from pagoda_sizing.families import parse_model
-from pagoda_sizing.model import Model
-from pagoda_sizing.replica import config_of
-from pagoda_sizing.served import misshapen, unserved
+from pagoda_placement.model import REPORT_KEY, SOURCE_KEY, Inspection, is_report, known_model, map_name, source_of
+from pagoda_placement.result import Undecided
+from pagoda_placement.values import digest
 
-from pagoda_operator.api.placement import Undecided
 from pagoda_operator.api.pods import parse_pod
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, Child, Json, Observed
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
@@ -41,12 +38,8 @@ from pagoda_operator.decide.render.fetch import account, claim, restricted_conta
 from pagoda_operator.decide.render.fetch import labels as azure
 from pagoda_operator.decide.render.overlay import merge
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
-from pagoda_operator.inventory.fit import is_report, source_of
-from pagoda_operator.inventory.values import digest
 
 CONTAINER: Final = "inspect"
-_SOURCE_KEY: Final = "source"
-_REPORT_KEY: Final = "model.json"
 # Not the names of a replica's volumes: a profile may call one of its own "claim" or "credential".
 _CLAIM_VOLUME: Final = "pagoda-claim"
 _CREDENTIAL_VOLUME: Final = "pagoda-credential"
@@ -57,38 +50,11 @@ _POD_FIELDS: Final = (*_PROFILE_FIELDS, "serviceAccountName", "hostAliases", "dn
 _SIDECAR_FIELDS: Final = ("env", "envFrom", "imagePullPolicy")
 
 
-class Inspection(NamedTuple):
-    """The shape; or, while it is unknown, what is being done about it; or why it cannot be known; or why no daemon serves the model."""
-
-    shape: Model | None = None
-    unknown: Undecided | None = None
-    unknowable: str = ""
-    unserved: str = ""
-
-
 def inspect(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     """What is known of the model's shape."""
-    if (known := config_of(spec.model.uri)) is not None:
-        return of_config(known)
     live = observed.find(CONFIG_MAPS, map_name(observed.meta.name))
     data: Json = live.body.get("data") or {} if live else {}
-    report = str(data.get(_REPORT_KEY, ""))
-    if data.get(_SOURCE_KEY) != source_of(spec) or not is_report(report):
-        return _unknown(observed, spec)
-    found = of_config(json.loads(report)["config"])
-    again = f"; if its files were replaced, delete ConfigMap {map_name(observed.meta.name)}"
-    return found._replace(unserved=found.unserved + again) if found.unserved else found
-
-
-def of_config(config: dict[str, Any]) -> Inspection:
-    """What a config.json says."""
-    if why := unserved(config):
-        return Inspection(unserved=why)
-    try:
-        shape = parse_model(config)
-    except SizingError as refused:
-        return Inspection(unknowable=f"the model cannot be sized: {refused}")
-    return Inspection(unserved=why) if (why := misshapen(shape)) else Inspection(shape)
+    return known_model(observed.meta.name, spec, data) or _unknown(observed, spec)
 
 
 def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
@@ -105,7 +71,9 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
             unknown=Undecided(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True)
         )
     failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
-    return Inspection(unknown=Undecided(INSPECTING_MODEL, f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"))
+    since = parse_pod(pod.body).created if pod else 0.0
+    said = f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"
+    return Inspection(unknown=Undecided(INSPECTING_MODEL, said, since=since))
 
 
 def _obstacle(observed: Observed, live: Child | None) -> str:
@@ -130,8 +98,7 @@ def _last_end(pod: Child) -> Json:
 
 def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Iterator[Write]:
     """The next write of an inspection that placement waits for; a finished one goes."""
-    known = inspect(observed, spec).unknown is None
-    if known or observed.profile is None or observed.profile.images.fetch is None:
+    if inspect(observed, spec).unknown is None or observed.profile is None or observed.profile.images.fetch is None:
         yield from tidy(observed)
         return
     wanted = inspect_pod(owner, spec, observed.profile)
@@ -143,7 +110,7 @@ def steps(observed: Observed, owner: Owner, spec: InferenceServiceSpec) -> Itera
     ended = _last_end(pod)
     report = str(ended.get("message", "")).strip()
     if ended.get("exitCode") == 0 and is_report(report):
-        data = {_SOURCE_KEY: source_of(spec), _REPORT_KEY: json.dumps(json.loads(report), separators=(",", ":"), ensure_ascii=False)}
+        data = {SOURCE_KEY: source_of(spec), REPORT_KEY: json.dumps(json.loads(report), separators=(",", ":"), ensure_ascii=False)}
         manifest = stamped(owner, CONFIG_MAPS, map_name(owner.name), owner.labels, {"data": data})
         live = observed.find(CONFIG_MAPS, map_name(owner.name))
         yield Apply(CONFIG_MAPS, manifest, live) if live else Create(CONFIG_MAPS, manifest)
@@ -154,11 +121,6 @@ def tidy(observed: Observed, keep: Child | None = None) -> Iterator[Write]:
     for pod in observed.of(PODS):
         if pod.meta["labels"].get(LABEL_COMPONENT) != COMPONENT_TRIAL and pod != keep and not pod.deleting:
             yield Delete(PODS, pod)
-
-
-def map_name(service: str) -> str:
-    """The name of the ConfigMap with the report."""
-    return f"{service}-model"
 
 
 def inspect_pod(owner: Owner, spec: InferenceServiceSpec, profile: ServingProfileSpec) -> Manifest:

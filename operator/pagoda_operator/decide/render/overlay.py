@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.names import FIELD_MANAGER
 from pagoda_contracts.units import parse_quantity
-
-from pagoda_operator.inventory.values import Json
+from pagoda_placement.values import Json
 
 # List field → what identifies its entries.
 _IDENTITY: Final = {

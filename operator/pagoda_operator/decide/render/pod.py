@@ -43,15 +43,16 @@ from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.units import parse_duration, parse_quantity
+from pagoda_placement.options import ranks
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.quota import needs
 from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import devices, fetch, host
-from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, powerful_variable, written
 
 # Seconds from the end of the drain to the kill: closing streams, leaving the engine.
@@ -135,14 +136,8 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
     result = host.with_requests(result, inputs.accelerator, inputs.resolved, inputs.weights)
     host.check(result["spec"], devices.chosen(inputs.spec.resources))
+    host.check_memory(result["spec"], overlay, _memory_field(inputs))
     return devices.on_devices(result, inputs.accelerator, inputs.resolved, inputs.revision.name)
-
-
-def scheduling(profile: ServingProfileSpec, spec: InferenceServiceSpec) -> dict[str, Any]:
-    """The pod spec of profile and service, which says what nodes may be used."""
-    merged: dict[str, Any] = merge(merge(_profile(profile), profile.pod_template or {}), spec.pod_template or {})
-    found: dict[str, Any] = merged["spec"] or {}
-    return found
 
 
 def _check_kept(layer: dict[str, Any], result: dict[str, Any], reason: Reason, whose: str) -> None:
@@ -181,7 +176,7 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         max_concurrency=engine.max_concurrency,
         dtype="bfloat16" if engine.dtype == "auto" else engine.dtype,
         device=None if accelerator.cpu else "cuda",
-        tensor_parallel=ranks if (ranks := devices.ranks(accelerator)) > 1 else None,
+        tensor_parallel=count if (count := ranks(accelerator)) > 1 else None,
         block_size=engine.kv_cache.block_size,
         kv_bytes=int(parse_quantity(size)) if size is not None else None,
         threads=max(1, threads) if threads is not None else None,
@@ -189,6 +184,10 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         deterministic=engine.deterministic or None,
         prefix_caching=None if engine.kv_cache.prefix_caching else False,
     )
+
+
+def _memory_field(inputs: Inputs) -> str:
+    return f"spec.accelerators[{inputs.spec.accelerators.index(inputs.accelerator)}].cpu.memory" if inputs.accelerator.cpu else ""
 
 
 def _wished(inputs: Inputs) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from pagoda_contracts.names import (
     LABEL_SERVICE_UID,
 )
 from pagoda_contracts.resources.effect import CLAIM_SCHEME
+from pagoda_placement.values import digest
 
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.render.children import Manifest, Owner, inspector_uid, stamped
 from pagoda_operator.decide.render.fetch import AZURE_IDENTITY, brings_adapters, claim, inspecting
 from pagoda_operator.decide.render.overlay import merge
-from pagoda_operator.inventory.values import digest
 
 # What it takes from a replica's pod: where it may run, how it is confined, and what it can reach there.
 _POD_FIELDS: Final = (

@@ -18,7 +18,7 @@ from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.names import EXIT_PERMANENT
 from pagoda_contracts.units import parse_duration
 
-from pagoda_operator.api.pods import Pod, fetch_message
+from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import Observed
 
@@ -33,11 +33,14 @@ _SAID_OTHERWISE: Final = ("", "ContainerCreating", "PodInitializing", "CrashLoop
 
 
 class Stage(NamedTuple):
-    """How far a start is, in a reason and a sentence. `rank` orders stages: failures first, then the least advanced."""
+    """How far a start is, in a reason and a sentence. `rank` orders stages: failures first, then the least advanced. `since`: when it came
+    there, in Unix seconds. `until`: when the replica counts as broken; None if it does not by time alone."""
 
     rank: int
     reason: Reason
     message: str
+    since: float = 0.0
+    until: float | None = None
 
 
 def clean(text: str) -> str:
@@ -46,16 +49,28 @@ def clean(text: str) -> str:
 
 
 def stage(observed: Observed, pod: Pod) -> Stage:
-    """How far a replica that is not Ready is."""
-    if (failed := trouble(observed, pod)) is not None:
-        return failed
+    """How far a replica that is not Ready is, and since when."""
+    found = trouble(observed, pod) or _advanced(pod)
+    return found._replace(since=pod.waits_since, until=min((lack.until for lack in missing(observed, pod)), default=None))
+
+
+def _advanced(pod: Pod) -> Stage:
     if pod.fetching.busy:
-        return Stage(5, reasons.FETCHING_MODEL, fetch_message(pod.name, pod.fetching))
+        return Stage(5, reasons.FETCHING_MODEL, fetch_message(pod))
     if pod.running:
         return Stage(6, reasons.LOADING_MODEL, f"{pod.name} loads the model")
     if not pod.scheduled:
         return Stage(4, reasons.SCHEDULING, f"{pod.name} has no node yet")
     return Stage(4, reasons.PULLING_IMAGE, f"{pod.name} pulls its image and mounts its volumes")
+
+
+def fetch_message(pod: Pod) -> str:
+    """Returns one sentence. It names how the last attempt ended, also while the next one runs."""
+    fetching = pod.fetching
+    if fetching.exit_code in (None, 0):
+        return f"{pod.name} fetches the model"
+    why = " ".join(fetching.exit_message.split()) or fetching.exit_reason or "no reason given"
+    return f"{pod.name} fetches the model; its last attempt ended with exit code {fetching.exit_code}: {why}"
 
 
 def trouble(observed: Observed, pod: Pod) -> Stage | None:

@@ -12,15 +12,15 @@ from pagoda_contracts.conditions.types import SERVING
 from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.names import ANNOTATION_WITH_SUCCESSOR, EXIT_PERMANENT, LABEL_ACCELERATOR, LABEL_REVISION
 from pagoda_contracts.units import parse_duration
+from pagoda_placement.revision import Revision
+from pagoda_placement.values import unix
 
 from pagoda_operator.api.pods import Order, Pod
 from pagoda_operator.api.signals import Seen
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.render.children import Revision
 from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import DrainState, Removal, drain
 from pagoda_operator.decide.replicas.replica import NOT_MADE_S, Missing, broken, clean, missing, unverified
-from pagoda_operator.inventory.values import unix
 
 # The scheduler tries again whenever something leaves a node. After this time an autoscaler may have added one, and waiting helps no more.
 _STUCK_S: Final = 60.0
@@ -77,11 +77,11 @@ def _state(observed: Observed, deployment: Child) -> RevisionState:
     pods = [pod for pod in pods_of(observed, deployment) if pod.counts]
     lacks = [lack for pod in pods if not pod.ready for lack in missing(observed, pod)]
     failed = [why for pod in pods if (why := broken(observed, pod))]
-    refused = _refused(deployment)
-    late = deployment.rejected or _late(deployment) or next((lack.why for lack in refused if lack.until <= observed.now), "")
+    denied = refused(deployment)
+    late = deployment.rejected or _late(deployment) or next((lack.why for lack in denied if lack.until <= observed.now), "")
     kept = observed.find(CONTROLLER_REVISIONS, deployment.name)
     uncertain = {pod.name: unverified(observed, pod) for pod in pods if pod.serves}
-    timers = [left for lack in (*lacks, *refused) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
+    timers = [left for lack in (*lacks, *denied) if (left := lack.until - observed.now) > 0] + [_UNVERIFIED_S] * any(uncertain.values())
     short = [pod for pod in pods if pod.short][deployment.extra :]
     asked = deployment.ordered if deployment.extra else len(pods)  # no rollout decides by a successor
     return RevisionState(
@@ -122,7 +122,7 @@ def _never_served(observed: Observed) -> bool:
     return any((one.type, one.reason) == (SERVING.name, NOT_SERVED_YET.name) for one in observed.status.conditions)
 
 
-def _refused(deployment: Child) -> tuple[Missing, ...]:
+def refused(deployment: Child) -> tuple[Missing, ...]:
     """Pods that the API server refuses (a quota, PodSecurity, a webhook) show only in this condition."""
     failure = deployment.condition("ReplicaFailure")
     since = unix(failure.get("lastTransitionTime"))

@@ -10,11 +10,11 @@ from typing import Literal
 
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import CanaryStep, RolloutSpec
+from pagoda_placement.values import unix
 
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.decide.replicas.replicas import RevisionState
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
-from pagoda_operator.inventory.values import unix
 
 Strategy = Literal["Surge", "Replace"]
 
@@ -55,7 +55,8 @@ class RolloutState:
 @dataclass(frozen=True)
 class Rollout:
     """Replicas by Deployment, the record to keep in the status, percent of requests by revision (empty: by load), what must not be deleted
-    though it has no replicas, and whether the new revision is tried before the last old replica goes."""
+    though it has no replicas, and whether the new revision is tried before the last old replica goes. `gives_up`: the service returns to
+    the old revision if the new one is broken. `hold_s`: how long the canary's step under way lasts."""
 
     targets: Mapping[str, int]
     record: RolloutStatus | None = None
@@ -64,6 +65,8 @@ class Rollout:
     again: float | None = None
     waits: str = ""
     tries: bool = False
+    gives_up: bool = False
+    hold_s: float = 0.0
 
 
 def share(wanted: int, weight: int) -> int:

@@ -17,12 +17,13 @@ from typing import Final
 from pagoda_contracts.resources.status import RolloutStatus
 from pagoda_contracts.resources.traffic import AbortOn, CanaryStep
 from pagoda_contracts.units import parse_duration
+from pagoda_placement.values import stamp, unix
 
+from pagoda_operator.api.conditions import waiting
 from pagoda_operator.api.signals import RevisionSignal
 from pagoda_operator.decide.replicas.replicas import RevisionState
 from pagoda_operator.decide.rollout.counts import Rollout, RolloutState, Strategy, counts, others, removes_last, share, tries
-from pagoda_operator.decide.rollout.trial import PATIENCE_S
-from pagoda_operator.inventory.values import stamp
+from pagoda_operator.decide.rollout.trial import DAY_S, PATIENCE_S
 
 _MAX_REASON: Final = 500
 # How often a canary is judged: gateways count over a minute.
@@ -51,7 +52,9 @@ def decide(state: RolloutState) -> Rollout:
     kept = frozenset({old.name}) if record.phase != "Retiring" else frozenset[str]()
     advanced, waits = _advance(state, old, record)
     weights, again = _weights(state, old, advanced), _again(state, old, record)
-    return Rollout(targets, advanced, weights, kept, again, waits, tries=tries(state, old, record))
+    tried, returns, step = tries(state, old, record), _gives_up(state, advanced), state.step(advanced)
+    hold_s = parse_duration(step.hold) if step is not None else 0.0
+    return Rollout(targets, advanced, weights, kept, again, waits, tries=tried, gives_up=returns, hold_s=hold_s)
 
 
 def _unchanged(state: RolloutState) -> dict[str, int]:
@@ -116,8 +119,10 @@ def _on_trial(state: RolloutState, record: RolloutStatus) -> tuple[RolloutStatus
     if trial.failed:
         return _rolled_back(record, f"The trial of the new revision failed: {trial.failed}"), ""
     since = None if trial.placed else record.since or _stamp(state.now)
-    waits = "" if trial.passed else f"the old replica stays until the trial of the new revision has passed: {trial.progress}"
-    return record.model_copy(update={"since": since}), waits
+    gone, ends = unix(since), f"at {stamp(trial.created + DAY_S)} the service returns to the old revision"
+    then = f"at {stamp(gone + PATIENCE_S)} the rollout goes on without it" if gone is not None else ends
+    said = f"the old replica stays until the trial of the new revision has passed: {trial.progress}{waiting(trial.created, then)}"
+    return record.model_copy(update={"since": since}), "" if trial.passed else said
 
 
 def _strategy(state: RolloutState, record: RolloutStatus) -> Strategy:
@@ -131,10 +136,15 @@ def _strategy(state: RolloutState, record: RolloutStatus) -> Strategy:
 
 
 def _broken(state: RolloutState, record: RolloutStatus) -> str:
-    """Why the new revision is given up: it fails in the old one's place, or after it had begun to serve. One that fails beside a whole old
-    revision may still recover."""
+    """Why the new revision is given up."""
+    return state.current.why if state.current.broken and _gives_up(state, record) else ""
+
+
+def _gives_up(state: RolloutState, record: RolloutStatus) -> bool:
+    """Whether a new revision that is broken is given up: in the old one's place, or after it had begun to serve. One that fails beside a
+    whole old revision may still recover."""
     serving = record.since is not None and state.step(record) is not None
-    return state.current.why if state.current.broken and (record.strategy == "Replace" or serving) else ""
+    return record.phase == "Progressing" and (record.strategy == "Replace" or serving)
 
 
 def _rolled_back(record: RolloutStatus, why: str) -> RolloutStatus:

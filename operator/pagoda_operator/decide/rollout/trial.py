@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from pagoda_contracts.names import ANNOTATION_ONLY_RUNS, COMPONENT_TRIAL, LABEL_COMPONENT
+from pagoda_placement.revision import Revision
 
-from pagoda_operator.api.pods import Pod, fetch_message, parse_pod
+from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Observed
-from pagoda_operator.decide.render.children import Manifest, Owner, Revision
+from pagoda_operator.decide.render.children import Manifest, Owner
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_operator.decide.render.writes import Create, Delete, Write
-from pagoda_operator.decide.replicas.replica import broken, missing, trouble
+from pagoda_operator.decide.replicas.replica import broken, fetch_message, missing, trouble
 
 # It asks for almost nothing. If it has no node after this time, or may not be made, it shows nothing, and the rollout goes on without it.
 PATIENCE_S: Final = 120.0
 # As long as an image may be on its way to a replica (render/children.py).
-_DAY_S: Final = 86_400.0
+DAY_S: Final = 86_400.0
 # The runtime found no such program, or may not run it.
 _NOT_RUN: Final = (126, 127, 128)
 # Killed, most likely for memory, of which a trial has less than a replica.
@@ -33,7 +34,8 @@ _PASSING_S: Final = 600.0
 
 class Trial(NamedTuple):
     """`there`: its pod exists; `placed`: the pod has a node, where it will end; `failed`: why the revision cannot start; `progress`: how
-    far the pod is, in a sentence; `again`: seconds until something may differ although no event comes."""
+    far the pod is, in a sentence; `again`: seconds until something may differ although no event comes; `created`: when the pod was made, in
+    Unix seconds."""
 
     there: bool = False
     placed: bool = False
@@ -41,6 +43,7 @@ class Trial(NamedTuple):
     failed: str = ""
     progress: str = ""
     again: float | None = None
+    created: float = 0.0
 
 
 def attempt(observed: Observed, owner: Owner, current: Revision, data: Manifest) -> Manifest | None:
@@ -63,12 +66,11 @@ def result(observed: Observed, wanted: Manifest | None) -> Trial:
     if _passed(pod, wanted):
         return Trial(there=True, placed=True, passed=True)
     placed = pod.assigned and not pod.finished and not _inconclusive(observed, pod)  # an evicted one comes to no end of its own
-    late = f"{pod.name} has not finished within a day" if observed.now - pod.created > _DAY_S else ""
+    late = f"{pod.name} has not finished within a day" if observed.now - pod.created > DAY_S else ""
     failed = (_broken(observed, pod) or late) if placed else ""
     waits = (pod.created + _PASSING_S - observed.now, *(lack.until - observed.now for lack in missing(observed, pod)))
-    return Trial(
-        True, placed, failed=failed, progress=_progress(observed, pod), again=min((wait for wait in waits if wait > 0), default=None)
-    )
+    again = min((wait for wait in waits if wait > 0), default=None)
+    return Trial(True, placed, failed=failed, progress=_progress(observed, pod), again=again, created=pod.created)
 
 
 def _broken(observed: Observed, pod: Pod) -> str:
@@ -98,7 +100,7 @@ def _progress(observed: Observed, pod: Pod) -> str:
     if pod.finished:
         return f"trial pod {pod.name} was evicted before it finished"
     if pod.fetching.exit_code:
-        return fetch_message(pod.name, pod.fetching)
+        return fetch_message(pod)
     if (failed := trouble(observed, pod)) is not None:
         return failed.message
     quiet = "pulls its image and reads the model's config.json" if pod.assigned else "has no node yet"

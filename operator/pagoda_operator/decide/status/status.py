@@ -18,7 +18,8 @@ from pagoda_contracts.conditions.service import NO_REPLICA, NOT_SERVED_YET, TAKE
 from pagoda_contracts.conditions.types import DEGRADED, READY, SERVING
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceStatus, RevisionStatus
-from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus
+from pagoda_contracts.resources.status import ScalingDecision, ScalingStatus, StartStatus
+from pagoda_placement.values import stamp, unix
 
 from pagoda_operator.api.conditions import Conditions, State
 from pagoda_operator.api.errors import SpecProblem
@@ -32,7 +33,6 @@ from pagoda_operator.decide.render.overlay import lost, written
 from pagoda_operator.decide.replicas.replica import clean
 from pagoda_operator.decide.scale.autoscale import limited
 from pagoda_operator.decide.status.verdict import Verdict, has_served, verdict
-from pagoda_operator.inventory.values import stamp
 
 _MAX_REASON: Final = 512
 _MAX_DECISIONS: Final = 5
@@ -55,6 +55,7 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
         ready_expected_at=expected(pods, observed.wanted, observed.starts, observed.now),
+        last_start=last_start(observed),
         scaling=_scaling(observed, now),
         placement=plan.placement.status if plan.placement else None,
         rollout=plan.rollout.record if plan.rollout else observed.status.rollout,
@@ -188,6 +189,19 @@ def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequenc
     took = [pod.ready_since - pod.created for pod in peers if pod.ready_since is not None and pod.created]
     known = took or remembered.get(like.accelerator, ())
     return statistics.median(known) if known else None
+
+
+def last_start(observed: Observed) -> StartStatus | None:
+    """How long the newest replica that started took; as before if none is newer. So it is written once, whatever becomes of the replica."""
+    before = observed.status.last_start
+    started = [(pod, took) for pod in observed.pods if pod.counts and (took := observed.start_of(pod)) is not None]
+    if not started:
+        return before
+    pod, took = max(started, key=lambda one: (one[0].created, one[0].name))
+    if before is not None and (int(pod.created), pod.name) <= (unix(before.created_at) or 0.0, before.pod):
+        return before
+    seconds = {f"{phase}_seconds": count for phase, count in took._asdict().items()}
+    return StartStatus(pod=pod.name, created_at=stamp(pod.created), ready_at=stamp(pod.ready_since or 0.0), **seconds)
 
 
 def outdated(observed: Observed, plan: Plan) -> str | None:

@@ -9,25 +9,31 @@ from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
 from pagoda_contracts.conditions.types import READY, SERVING, STALLED, Reason
+from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_contracts.units import parse_duration
+from pagoda_placement.values import stamp, unix
 from pagoda_sizing.host import LEAST_CONTEXT
 
-from pagoda_operator.api.placement import Placement
+from pagoda_operator.api.conditions import NO_DEADLINE, waiting
 from pagoda_operator.api.pods import Pod
-from pagoda_operator.api.state import DEPLOYMENTS, Json, Observed
+from pagoda_operator.api.state import DEPLOYMENTS, Observed
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.fetch import claim
-from pagoda_operator.decide.replicas.replica import clean, stage, unhealthy
-from pagoda_operator.inventory.values import stamp, unix
+from pagoda_operator.decide.replicas.replica import Stage, clean, stage, unhealthy
+from pagoda_operator.decide.replicas.replicas import refused
 
 Kind = Literal["settled", "reconciling", "stalled"]
-_WAITS: Final[Mapping[str, Reason]] = {
-    "": reasons.WAITING_FOR_CAPACITY,
-    "Expected": reasons.WAITING_FOR_NODES,
-    "Missing": reasons.NO_NODES_CAME,
+_FAILED: Final = (reasons.RESTARTING, reasons.CRASH_LOOPING)
+_RETURNS: Final = "the service returns to the old revision"
+_LOAD_S: Final = parse_duration(HealthConfig.model_fields["load_timeout"].default)
+# The startup probe of the sidecar has a day (render/fetch.py).
+_RESTARTS: Final[Mapping[Reason, str]] = {
+    reasons.FETCHING_MODEL: "the kubelet restarts a fetch that takes longer than a day",
+    reasons.LOADING_MODEL: f"the kubelet restarts a load that stands still for {_LOAD_S:.0f} s",
 }
 
 
@@ -51,7 +57,7 @@ def verdict(observed: Observed, plan: Plan) -> Verdict:
 def _verdict(observed: Observed, plan: Plan) -> Verdict:
     if plan.undecided is not None:
         message = clean(plan.undecided.message) + _field_of(observed.spec, plan.undecided.message)
-        return Verdict("reconciling", plan.undecided.reason, message + _serving(observed, plan))
+        return Verdict("reconciling", plan.undecided.reason, message + waiting(plan.undecided.since) + _serving(observed, plan))
     if plan.problem is not None:
         return Verdict("stalled", plan.problem.reason, clean(plan.problem.message) + _serving(observed, plan))
     if (found := _rollout(observed, plan)) is not None:
@@ -65,10 +71,11 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     made = plan.current is not None and observed.find(DEPLOYMENTS, plan.current.name) is not None
     if made and ready >= wanted and not plan.denied:
         return _arrived(observed, plan, ready)
-    reason, message = _progress(observed, plan, pods)
-    kind: Kind = "stalled" if reason is reasons.NO_NODES_CAME else "reconciling"
-    message = f"{ready} of {wanted} replicas ready: {clean(message)}{_field_of(observed.spec, message)}{_serving(observed, plan)}"
-    return Verdict(kind, reason, message, made and ready >= _least(observed, plan))
+    at = _progress(observed, plan, pods)
+    kind: Kind = "stalled" if at.reason is reasons.NO_NODES_CAME else "reconciling"
+    what = clean(at.message) + _field_of(observed.spec, at.message) + waiting(at.since, _at_deadline(observed, plan, at))
+    message = f"{ready} of {wanted} replicas ready: {what}{_serving(observed, plan)}"
+    return Verdict(kind, at.reason, message, made and ready >= _least(observed, plan))
 
 
 def _field_of(spec: InferenceServiceSpec | None, message: str) -> str:
@@ -129,8 +136,10 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
     share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
-    waits = f"; {plan.rollout.waits}" if plan.rollout.waits else ""
-    return Verdict("reconciling", reasons.CANARY, f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}")
+    waits, began = f"; {plan.rollout.waits}" if plan.rollout.waits else "", unix(record.since) or 0.0
+    then = f"at {stamp(began + plan.rollout.hold_s)} the next step begins" if plan.rollout.hold_s and not waits else NO_DEADLINE
+    said = f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}{waiting(began, then)}"
+    return Verdict("reconciling", reasons.CANARY, said)
 
 
 def _given_back(plan: Plan) -> str:
@@ -178,6 +187,8 @@ def _leaving(observed: Observed, plan: Plan) -> tuple[Reason, str]:
         "removing {}: not needed before it served": [name for name in plan.leaving if name not in serving | bad],
     }
     said = "; ".join(what.format(", ".join(names)) for what, names in parts.items() if names)
+    until = max((pod.drain_deadline_ms or 0 for pod in observed.pods if pod.name in plan.leaving), default=0)
+    said += f"; at {stamp(until / 1000)} their requests are ended" if until and parts["draining {}"] else ""
     return reasons.DRAINING if parts["draining {}"] else reasons.REMOVING, said
 
 
@@ -196,48 +207,58 @@ def _current(observed: Observed, plan: Plan) -> list[Pod]:
     return [pod for pod in observed.pods if pod.counts and (pod.revision, pod.accelerator) == mine]
 
 
-def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
+def _progress(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage:
     """Why not yet: what blocks all replicas, else the least advanced one."""
     if plan.denied:
-        return reasons.FORBIDDEN, plan.denied
+        return Stage(0, reasons.FORBIDDEN, plan.denied)
     return _blocked(observed, plan, pods) or _of_replicas(observed, plan, pods)
 
 
-def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str]:
+def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage:
     found = min((stage(observed, pod) for pod in pods if not pod.ready), key=lambda one: one.rank, default=None)
     if found and len(pods) >= observed.wanted:
-        return found.reason, found.message
+        return found
     deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
-    failure: Json = deployment.condition("ReplicaFailure") if deployment else {}
-    if failure.get("status") == "True":
-        return reasons.CREATING_PODS, failure.get("message", "")
+    if deployment is not None and (failure := deployment.condition("ReplicaFailure")).get("status") == "True":
+        until = next((lack.until for lack in refused(deployment)), None)
+        return Stage(0, reasons.CREATING_PODS, failure.get("message", ""), unix(failure.get("lastTransitionTime")) or 0.0, until)
     if not found and plan.rollout is not None and plan.rollout.waits:
-        return reasons.ROLLING_OUT, plan.rollout.waits
+        return Stage(0, reasons.ROLLING_OUT, plan.rollout.waits)
     if not found and plan.leaving:
         reason, going = _leaving(observed, plan)
-        return reasons.ROLLING_OUT if plan.retiring else reason, going
-    return (found.reason, found.message) if found else (reasons.CREATING_PODS, "pods are being created")
+        return Stage(0, reasons.ROLLING_OUT if plan.retiring else reason, going)
+    return found or Stage(0, reasons.CREATING_PODS, "pods are being created")
 
 
-def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> tuple[Reason, str] | None:
+def _at_deadline(observed: Observed, plan: Plan, found: Stage) -> str:
+    """What happens if a replica gets no further. Only a rollout gives up; else a wait may be as long as an image or a node takes."""
+    if plan.rollout is not None and plan.rollout.gives_up and not plan.waiting:
+        if found.reason in _FAILED:
+            return f"if it ends again, {_RETURNS}"
+        until = found.until if found.until is not None else _patience(observed, plan)
+        return f"at {stamp(round(until))} {_RETURNS}" if until is not None else NO_DEADLINE
+    return _RESTARTS.get(found.reason, NO_DEADLINE)
+
+
+def _patience(observed: Observed, plan: Plan) -> float | None:
+    """When the Deployment controller gives up waiting for progress, in Unix seconds."""
+    deployment = observed.find(DEPLOYMENTS, plan.current.name) if plan.current else None
+    moved = unix(deployment.condition("Progressing").get("lastUpdateTime")) if deployment else None
+    return moved + deployment.body["spec"]["progressDeadlineSeconds"] if deployment and moved is not None else None
+
+
+def _blocked(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage | None:
     """Another object must be deleted first, a trial must pass, or all devices are in use; a pod with a node has its own."""
     if plan.waiting:
-        return reasons.WAITING, f"waiting until {plan.waiting} is deleted"
+        there = (*observed.children, *observed.strangers)
+        begun = (child.meta.get("deletionTimestamp") for child in there if f"{child.resource.kind} {child.name}" == plan.waiting)
+        return Stage(0, reasons.WAITING, f"waiting until {plan.waiting} is deleted", unix(next(begun, None)) or 0.0)
     if plan.rollout is not None and plan.rollout.tries and plan.rollout.waits:
-        return reasons.ROLLING_OUT, plan.rollout.waits
-    awaited = plan.placement.status.waiting if plan.placement else None
-    if plan.placement is None or awaited is None or any(pod.scheduled for pod in pods):
+        return Stage(0, reasons.ROLLING_OUT, plan.rollout.waits)
+    if plan.placement is None or any(pod.scheduled for pod in pods):
         return None
-    said = f"waiting for {awaited.accelerator} since {awaited.since}: {awaited.why}"
-    return _WAITS[plan.placement.nodes], said + _deadline(observed, plan.placement, awaited.since)
-
-
-def _deadline(observed: Observed, placement: Placement, since: str) -> str:
-    """What happens if the devices do not come, and when."""
-    if placement.again_at is None:
-        return "" if placement.nodes == "Missing" else "; this wait has no deadline"
-    stalls = placement.nodes == "Expected" and placement.again_at == (unix(since) or 0.0) + observed.node_deadline
-    return f"; at {stamp(placement.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"
+    awaited = plan.placement.awaited(observed.node_deadline)
+    return Stage(0, *awaited) if awaited is not None else None
 
 
 def _below_ceiling(plan: Plan, spec: InferenceServiceSpec) -> str:

@@ -11,7 +11,9 @@ import pytest
 from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import PATH_LIVE, PATH_READY, PATH_STARTUP
 from pagoda_contracts.pb.daemon_pb2 import Phase
-from pagoda_daemon.core.messages import Ready, Stats
+from pagoda_daemon.api.grpc.watch import Identity, frame
+from pagoda_daemon.core.messages import Loading, Ready, Stats
+from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health import watchdog
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating, live, ready, started
 from pagoda_daemon.health.watchdog import loop_turns
@@ -25,6 +27,17 @@ def replica(**changes):
     for name, value in changes.items():
         setattr(made, name, value)
     return made
+
+
+def test_the_state_says_how_long_it_took_from_the_end_of_the_load_to_ready(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("pagoda_daemon.engine.client.time", SimpleNamespace(monotonic=lambda: clock.now))
+    found = replica()
+    link = SimpleNamespace(_replica=found, _take_loading=lambda message: EngineLink._take_loading(link, message))
+    for clock.now, message in ((110.0, Loading(0.5)), (120.0, Loading(1.0)), (124.5, Loading(1.0)), (124.5, LOADED)):
+        assert found.warm_s == 0.0
+        EngineLink._take(link, message)
+    assert frame(found, Identity(("m",), "", ""), 1, 130.0).warm_ms == 4_500
 
 
 @pytest.mark.parametrize(

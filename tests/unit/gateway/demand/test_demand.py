@@ -27,7 +27,15 @@ from support.servers.gateway_process import write_fleet
 SERVICE = Service("ns/s", "u", "2026-01-01T00:00:00Z", ("m",))
 NOW = 100_000.0
 FRAME = Frame(
-    1, "ready", 3, 2, 0, in_flight=5, waiting_tokens=70, blocks_used=20, blocks_total=80, revision="r1", phase_number=4, ttft_p95_ms=40
+    *(1, "ready", 3, 2, 0),
+    in_flight=5,
+    waiting_tokens=70,
+    blocks_used=20,
+    blocks_total=80,
+    revision="r1",
+    phase_number=4,
+    ttft_p95_ms=40,
+    warm_ms=40,
 )
 
 
@@ -48,7 +56,8 @@ def test_only_fresh_endpoints_are_summed():
         ("b", pb.VERDICT_DEAD, "silent"),
         ("c", pb.VERDICT_UNSPECIFIED, "unheard"),
     ]
-    assert (one.endpoints[0].revision, one.endpoints[0].phase, one.endpoints[0].in_flight) == ("r1", Phase.PHASE_READY, 5)
+    first = one.endpoints[0]
+    assert (first.revision, first.phase, first.in_flight, first.warm_ms) == ("r1", Phase.PHASE_READY, 5, 40)
 
 
 @pytest.mark.parametrize(

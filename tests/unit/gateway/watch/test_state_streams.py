@@ -37,8 +37,8 @@ async def test_an_error_of_the_gateway_is_logged_and_the_stream_is_opened_again(
 
 
 def test_the_step_under_way_reaches_the_frame():
-    frame = parse_state(State(phase=Phase.PHASE_READY, step_age_ms=7, predicted_step_ms=9))
-    assert (frame.step_age_ms, frame.predicted_step_ms) == (7, 9)
+    frame = parse_state(State(phase=Phase.PHASE_READY, step_age_ms=7, predicted_step_ms=9, warm_ms=11))
+    assert (frame.step_age_ms, frame.predicted_step_ms, frame.warm_ms) == (7, 9, 11)
 
 
 def test_what_the_predicted_time_to_first_token_needs_reaches_the_frame():

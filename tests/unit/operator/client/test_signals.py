@@ -65,8 +65,9 @@ def test_an_endpoint_is_as_the_most_favourable_gateway_sees_it():
     harness = Harness()
     harness.hear("g1", service(pod(verdict=pb.VERDICT_DEAD, reason="silent")), full=True)
     assert harness.of().endpoints["p1"].bad
-    harness.hear("g2", service(pod(in_flight=3)), full=True)
-    assert (harness.of().endpoints["p1"].verdict, harness.of().endpoints["p1"].in_flight) == (Seen.FRESH, 3)
+    harness.hear("g2", service(pod(in_flight=3, warm_ms=4500)), full=True)
+    found = harness.of().endpoints["p1"]
+    assert (found.verdict, found.in_flight, found.warm_s) == (Seen.FRESH, 3, 4.5)
 
 
 def test_a_replica_lacks_a_gateway_until_each_of_them_sends_it_requests():

@@ -3,12 +3,17 @@
 import asyncio
 import contextlib
 import urllib.request
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from pagoda_contracts import metrics as words
+from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_operator.api.errors import Conflict
-from pagoda_operator.api.state import DEPLOYMENTS, Key
+from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
+from pagoda_operator.api.starts import Steps
+from pagoda_operator.api.state import DEPLOYMENTS, Key, Observed
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.serve import process
@@ -76,12 +81,19 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         await harness.run(1.5, Conflict("stale"))
     harness.hooks.wrote(DEPLOYMENTS, "patch", {"metadata": {"name": "a", "namespace": "ns", "resourceVersion": "1"}})
     harness.hooks.again()
+    replica = Pod("p", "r", "cpu", meta={"uid": "u"}, created=1_000.0)
+    for seen in (replica, replace(replica, ready=True, ready_since=1_075.0, steps=Steps(1_002, 1_012, 1_052, 1_060)), replica):
+        another = replace(seen, meta={"uid": "v"}, ready=True, ready_since=1_090.0)
+        signals = ServiceSignals(endpoints={"p": EndpointSignal(Seen.FRESH, warm_s=4.0)})
+        harness.core.metrics.started(Key("ns", "a"), Observed(ObjectMeta(name="a"), {}, pods=(seen, another), signals=signals))
     harness.core.liveness.watched("/apis/apps/v1/deployments", harness.now)
     harness.later(2.0)
     harness.core.queue._opened = asyncio.get_running_loop().time()
     for name in ("a", "b", "c"):
         harness.core.queue.add(Key("ns", name))
     harness.later(4.5)
+    starts = words.OPERATOR_START_SECONDS.buckets
+    took = {"scheduled": 2, "image": 18, "fetch": 40, "load": 11, "warm": 4}
     bounds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
     assert await harness.reported() == {
         'pagoda_operator_reconciles_total{outcome="settled"} 1.0',
@@ -92,6 +104,14 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
         "pagoda_operator_reconcile_seconds_sum 2.25",
         *(f'pagoda_operator_reconcile_seconds_bucket{{le="{bound}"}} {2.0 + (bound >= 0.75) + (bound >= 1.5)}' for bound in bounds),
         'pagoda_operator_reconcile_seconds_bucket{le="+Inf"} 4.0',
+        *(f'pagoda_operator_start_seconds_count{{phase="{phase}"}} 1.0' for phase in took),
+        *(f'pagoda_operator_start_seconds_sum{{phase="{phase}"}} {seconds}.0' for phase, seconds in took.items()),
+        *(
+            f'pagoda_operator_start_seconds_bucket{{le="{bound}",phase="{phase}"}} {float(seconds <= bound)}'
+            for phase, seconds in took.items()
+            for bound in starts
+        ),
+        *(f'pagoda_operator_start_seconds_bucket{{le="+Inf",phase="{phase}"}} 1.0' for phase in took),
         'pagoda_operator_errors_total{class="Conflict"} 1.0',
         'pagoda_operator_writes_total{kind="Deployment",verb="patch"} 1.0',
         "pagoda_operator_reads_again_total 1.0",

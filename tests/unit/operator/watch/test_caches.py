@@ -4,7 +4,8 @@ import asyncio
 
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key, Listed
-from pagoda_operator.watch.caches import KINDS, Caches, item
+from pagoda_operator.watch.caches import KINDS, Caches, InventoryView, item
+from support.harness.inventories import pod
 
 TINY = Key("ns", "tiny")
 
@@ -198,3 +199,14 @@ def test_with_a_list_of_namespaces_only_their_objects_are_kept_and_everybodys_de
     assert len(of(caches, DEPLOYMENTS)) == 1
     assert [scope for resource, scope, _ in caches.each() if resource == DEPLOYMENTS] == ["ns", "two"]
     assert [scope for resource, scope, _ in caches.each() if resource == NODES] == [""]
+
+
+def test_the_view_of_the_inventory_is_rebuilt_only_after_a_change():
+    caches, held = Caches(), pod("a", "a", gpu=1)
+    view = InventoryView(caches)
+    caches.event(PODS, held, gone=False)
+    first = view()
+    caches.event(PODS, held, gone=False)
+    assert view() is first
+    caches.event(PODS, held, gone=True)
+    assert (view().occupants, len(first.occupants)) == ((), 1)

@@ -3,8 +3,8 @@
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT
 from pagoda_operator.api.state import NODES, PODS
-from pagoda_operator.inventory.nodes import device_fault
 from pagoda_operator.watch.caches import Caches, InventoryView
+from pagoda_placement.nodes import device_fault
 
 
 def node(*conditions, annotations=None, name="n"):

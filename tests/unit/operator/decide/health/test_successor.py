@@ -14,7 +14,7 @@ from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from pagoda_operator.decide.health import Case, step
-from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.placement import ask
 from pagoda_operator.decide.plan import _rollout_state
 from pagoda_operator.decide.replicas.replicas import current_state
 from support.harness.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyHarness

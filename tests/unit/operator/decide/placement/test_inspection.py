@@ -7,7 +7,7 @@ from pagoda_contracts.names import LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, PROFILES
 from support.harness.harness import Harness
 from support.harness.inventories import CPU, gpu, inventory, mig
-from support.harness.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement
+from support.harness.placing import ENGINE, LLAMA_CONFIG, MIXED, bind, placement, template
 
 REPORT = json.dumps({"config": LLAMA_CONFIG, "weightBytes": 2471645608, "digest": ""})
 
@@ -51,6 +51,13 @@ def test_inspection_pod_is_not_a_replica():
     assert (labels[LABEL_SERVICE], labels[LABEL_SERVICE_UID] == uid) == ("tiny", False)
     assert body["metadata"]["ownerReferences"][0]["uid"] == uid
     assert made.observed().pods == ()
+
+
+@pytest.mark.parametrize(("counted", "disk"), [({"bytes": 20 << 30}, "21504Mi"), ({}, "3382Mi")], ids=["counted", "in bf16"])
+def test_the_scratch_disk_has_room_for_the_files_as_they_were_counted(counted, disk):
+    made = harness(model={"uri": "hf://org/model"})
+    ends(made, message=json.dumps(json.loads(REPORT) | counted))
+    assert template(made)["containers"][0]["resources"]["requests"]["ephemeral-storage"] == disk
 
 
 def test_report_is_kept_the_pod_deleted_and_the_service_placed():

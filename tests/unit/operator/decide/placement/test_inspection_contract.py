@@ -9,7 +9,7 @@ import sys
 import pytest
 from pagoda_fetch import __main__ as main_module
 from pagoda_operator.api.state import CONFIG_MAPS, PODS, PROFILES
-from pagoda_operator.decide.render.inspection import of_config
+from pagoda_placement.model import of_config
 from pagoda_sizing.families import parse_model
 from support.clients.fetching import model_files
 from support.harness.harness import Harness

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from pagoda_contracts.names import ANNOTATION_PLACEMENT, ANNOTATION_REJECTED, LABEL_GPU_PRODUCT
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES
-from pagoda_operator.decide.placement.place import spare
-from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.placement import ask
+from pagoda_placement.place import spare
 from support.harness.harness import Harness
 from support.harness.inventories import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, gpu, inventory, mig, node, pod, resource_slice, whole
 from support.harness.placing import ENGINE, MIXED, bind, config, harness, placement, template

@@ -8,10 +8,10 @@ import pytest
 from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
 from pagoda_contracts.resources.placement import CpuAccelerator
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
-from pagoda_operator.decide.placement.options import options
-from pagoda_operator.inventory.fit import largest, too_small
-from pagoda_operator.inventory.nodes import parse_node
 from pagoda_operator.watch.caches import Caches, InventoryView
+from pagoda_placement.fit import largest, too_small
+from pagoda_placement.nodes import parse_node
+from pagoda_placement.options import options
 from pagoda_sizing.replica import Judged
 from support.harness.fake_scheduler import refuse
 from support.harness.harness import Harness
@@ -90,7 +90,7 @@ def test_running_service_is_not_judged_again(monkeypatch):
     made.settle()
     bind(made)
     made.api.journal.clear()
-    monkeypatch.setattr("pagoda_operator.decide.placement.options.on_cpu", lambda *_: Judged("no"))
+    monkeypatch.setattr("pagoda_placement.options.on_cpu", lambda *_: Judged("no"))
     made.restart()
     made.settle()
     assert (made.api.journal, made.reason()) == ([], "Available")
@@ -262,9 +262,7 @@ def test_service_on_cpu_is_not_inspected(entries):
 
 def test_entries_after_an_endless_wait_on_cpu_are_not_judged(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "pagoda_operator.decide.placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand)
-    )
+    monkeypatch.setattr("pagoda_placement.place.options", lambda entry, demand: asked.append(entry) or options(entry, demand))
     made = harness(CPU, gpu("H100"), there=EMPTY)
     made.run()
     assert asked

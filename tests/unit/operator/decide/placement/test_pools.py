@@ -9,9 +9,9 @@ import pytest
 from pagoda_contracts.names import NODE_POOLS_CONFIG_MAP, NODE_POOLS_KEY
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS
-from pagoda_operator.inventory.inventory import Inventory
-from pagoda_operator.inventory.pools import FORGET_S, STALE_S, gone, read, seen, with_published, written
-from pagoda_operator.run.node_pools import NodePools, with_gone
+from pagoda_operator.run.node_pools import NodePools
+from pagoda_placement.inventory import Inventory
+from pagoda_placement.pools import FORGET_S, STALE_S, gone, read, seen, with_gone, with_published, written
 from support.harness.harness import Harness
 from support.harness.inventories import (
     A100_80,

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
-from pagoda_operator.decide.placement.place import GROWS_S, placeable, spare
-from pagoda_operator.decide.placement.question import ask
+from pagoda_operator.decide.placement import ask, placeable
+from pagoda_placement.place import GROWS_S, spare
 from support.harness.harness import Harness
 from support.harness.inventories import A100_80, CPU, H100, TINY, gpu, inventory, node, pod, whole
 from support.harness.placing import ENGINE

@@ -10,13 +10,16 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import PODS, PROFILES, Key
-from pagoda_operator.decide.render.children import Owner, identify
+from pagoda_operator.decide.render.children import Owner
 from pagoda_operator.decide.render.fetch import inspecting
 from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
+from pagoda_placement.revision import identify
+from support.clients.fetching import TAKEN, Fetcher, contents, model_files
 from support.harness.harness import Harness
 from support.kube.fake_api import fetching, profile_body, running
+from support.servers.fetch_hub import COMMIT, running_hub
 
 HUB = {"uri": "hf://org/name", "revision": "v1", "credential": "hub"}
 SECRETS = [{"name": "hub", "secretRef": {"name": "hub-token"}}, {"name": "other", "secretRef": {"name": "other-keys"}}]
@@ -113,6 +116,22 @@ def test_a_cache_is_a_claim_that_the_pod_s_group_may_write():
     assert volumes["model"] == {"name": "model", "persistentVolumeClaim": {"claimName": "models"}}
     assert (mounts(sidecar)["/models"], mounts(daemon)["/models"]) == (("model", False), ("model", True))
     assert (spec["securityContext"]["fsGroup"], spec["securityContext"]["fsGroupChangePolicy"]) == (65532, "OnRootMismatch")
+
+
+async def test_of_two_services_with_one_cache_one_downloads_and_both_run_the_same_files(tmp_path):
+    """The addresses are those of their sidecars' arguments; the folder stands for the claim, which both mount at the same path."""
+    files, places = model_files(), []
+    with running_hub(files) as hub:
+        for service in ("chat", "batch"):
+            model = {"uri": "hf://org/model", "revision": COMMIT, "servedNames": [service], "cache": {"pvc": "models"}}
+            _, sidecar, daemon, volumes = rendered(model=model, credentials=[])
+            assert volumes["model"]["persistentVolumeClaim"] == {"claimName": "models"}
+            assert (mounts(sidecar)["/models"], mounts(daemon)["/models"]) == (("model", False), ("model", True))
+            _, uri, _, revision = inspecting(sidecar["args"])
+            places.append(await Fetcher(tmp_path, hub.url).fetch(uri, revision))
+        assert places[0] == places[1]
+        assert contents(places[1]) == {name: files[name] for name in TAKEN}
+        assert hub.sent == {name: len(files[name]) for name in TAKEN}, "the second pod asks the hub for nothing"
 
 
 def test_a_claim_with_a_cache_is_copied_from_and_one_without_needs_no_sidecar():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
 import pytest
 from pagoda_contracts.resources.effect import ignored_fields
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.placement import Resolved
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render.children import identify
 from pagoda_operator.decide.render.pod import Inputs, pod_template
+from pagoda_placement.result import Resolved
+from pagoda_placement.revision import identify
+from pagoda_placement.terms import terms_of
+from pagoda_sizing.host import DAEMON_LEAST
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
 
@@ -45,6 +48,8 @@ def test_no_replica_on_devices_is_best_effort():
 def test_a_model_that_is_fetched_into_the_pod_needs_scratch_disk():
     assert requests(rendered(gpu(), model=HUB))["ephemeral-storage"] == "17408Mi"
     assert requests(rendered(gpu(), model=HUB | {"cache": {"pvc": "cache"}}))["ephemeral-storage"] == "1024Mi"
+    assert requests(rendered(CPU, model=HUB)) == {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "17408Mi"}
+    assert requests(rendered(CPU, model=HUB, weights=0)) == {"cpu": "8", "memory": "32Gi"}, "its size is not known"
 
 
 def test_a_service_says_what_it_requests_and_the_profile_says_it_for_all():
@@ -74,6 +79,44 @@ def test_a_request_above_its_limit_is_refused_with_both_values():
     with pytest.raises(SpecProblem, match="a replica requests 2 of cpu, above the limit of 500m") as refused:
         rendered(gpu(), profile=own)
     assert refused.value.reason.name == "InvalidProfile"
+
+
+LIMIT = r"spec\.containers\[daemon\]\.resources\.limits\.memory"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words", "reason", "says"),
+    [
+        (gpu(), {"profile": daemon_of(limits={"memory": "64Mi"})}, "InvalidProfile", rf"podTemplate\.{LIMIT} of the profile is 64Mi"),
+        (gpu(), {"podTemplate": daemon_of(limits={"memory": "64Mi"})}, "InvalidSpec", rf"podTemplate\.{LIMIT} of the service is 64Mi"),
+        (
+            {"cpu": {"cores": "1", "memory": "64Mi"}},
+            {},
+            "InvalidSpec",
+            r"spec\.accelerators\[0\]\.cpu\.memory is 64Mi: container daemon takes",
+        ),
+        (
+            gpu(),
+            {"model": HUB, "profile": {"spec": {"initContainers": [{"name": "fetch", "resources": {"limits": {"memory": "8Mi"}}}]}}},
+            *(
+                "InvalidProfile",
+                r"spec\.initContainers\[fetch\]\.resources\.limits\.memory of the profile is 8Mi: container fetch takes",
+            ),
+        ),
+    ],
+)
+def test_a_memory_limit_that_the_processes_alone_exceed_is_named_with_its_field(entry, words, reason, says):
+    template = {"podTemplate": template} if (template := words.get("profile")) else {}
+    profile = default_profile(allow=["spec.containers[daemon].resources"], **template)["spec"]
+    with pytest.raises(SpecProblem, match=says) as refused:
+        rendered(entry, **words | {"profile": profile})
+    assert refused.value.reason.name == reason
+
+
+def test_a_memory_limit_that_holds_the_processes_is_left_to_the_daemon():
+    least = f"{DAEMON_LEAST}"
+    assert rendered({"cpu": {"cores": "1", "memory": least}})["containers"][0]["resources"]["limits"] == {"memory": least}
+    assert rendered(gpu(), profile=default_profile(podTemplate=daemon_of(limits={"memory": least}))["spec"])
 
 
 NOT_SCRATCH = [{"emptyDir": {"medium": "Memory"}}, {"hostPath": {"path": "/mnt/nvme"}}, {"ephemeral": {"volumeClaimTemplate": {}}}]
@@ -182,3 +225,20 @@ def test_alternatives_of_node_labels_are_joined_to_those_that_are_there():
             [("a.example/gpu", ["x"]), ("b.example/size", ["1", "2"])],
         )
     ]
+
+
+WHERE = (
+    {"nodeSelector": {"pool": "gold", "zone": "a"}},
+    {"tolerations": [{"key": "gold", "operator": "Exists"}]},
+    {"nodeSelector": {"zone": "b"}, "tolerations": []},
+)
+
+
+@pytest.mark.parametrize(("own", "template", "overlay"), list(permutations(WHERE)), ids=str)
+def test_placement_counts_the_nodes_that_the_rendered_pod_may_use(own, template, overlay):
+    allow = ["spec.nodeSelector", "spec.tolerations"]
+    profile = default_profile(**own, podTemplate={"spec": template}, allow=allow)["spec"]
+    found = rendered(gpu(), profile=profile, podTemplate={"spec": overlay})
+    spec = InferenceServiceSpec.model_validate({"model": HUB, "accelerators": [gpu()], "podTemplate": {"spec": overlay}})
+    terms = terms_of(ServingProfileSpec.model_validate(profile), spec, "uid")
+    assert (terms.selector, [*terms.tolerations]) == (found["nodeSelector"], found["tolerations"])

@@ -17,10 +17,11 @@ from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render.children import Owner, core_service, identify
+from pagoda_operator.decide.render.children import Owner, core_service
 from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
+from pagoda_placement.revision import identify
 
 LABELS = {"a": "label", "serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": "uid"}
 

@@ -15,8 +15,8 @@ from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, PODS, SERVICES, Observed
 from pagoda_operator.decide.scale.inputs import basis_of
 from pagoda_operator.decide.scale.learned import decode
-from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.run import scaler
+from pagoda_placement.inventory import Inventory
 from structlog.testing import capture_logs
 from support.harness.harness import KEY, now
 from support.harness.inventories import H100, TINY, gpu, inventory, node, pod, whole

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pagoda_operator
+import pagoda_placement
 import pytest
 from pagoda_contracts.conditions import adapter, health, quota, service
 from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import DEGRADED, RECONCILING, SERVING, STALLED, Reason
 
-OPERATOR = Path(pagoda_operator.__file__).parent
+PACKAGES = tuple(Path(package.__file__).parent for package in (pagoda_operator, pagoda_placement))
 # Ready is also Kubernetes' own word, of pods and nodes.
 WORDS = {reason.name for reason in reasons()} | {kind.name for kind in (RECONCILING, STALLED, SERVING, DEGRADED)}
 # `status.rollout.phase` has words of its own, one of which is a reason too.
@@ -42,15 +43,15 @@ def used(source: str) -> set[str]:
 
 
 def sources() -> list[Path]:
-    return sorted(OPERATOR.rglob("*.py"))
+    return sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 
 
-def test_no_source_of_the_operator_types_a_reason_or_makes_one():
-    assert {str(path.relative_to(OPERATOR)): found for path in sources() if (found := list(literals(path.read_text())))} == {}
+def test_no_source_of_operator_and_placement_types_a_reason_or_makes_one():
+    assert {str(path): found for path in sources() if (found := list(literals(path.read_text())))} == {}
     assert [path.name for path in sources() if "Reason(" in path.read_text()] == []
 
 
-def test_each_reason_is_used_by_the_operator():
+def test_each_reason_is_used_by_operator_or_placement():
     taken = {name for path in sources() for name in used(path.read_text())}
     constants = {name for module in (service, health, quota, adapter) for name, value in vars(module).items() if isinstance(value, Reason)}
     assert constants - taken == set()

@@ -8,9 +8,9 @@ from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Denied
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
 from support.harness.harness import Harness
-from support.harness.status_states import NO_SECRET, STATES, no_secret
+from support.harness.status_states import NO_SECRET, STATES, come_up, no_secret
 from support.judges.kstatus import kstatus
-from support.kube.fake_api import crashed, mount_failure, restarted, running, scheduled, unmounted, waiting
+from support.kube.fake_api import crashed, fetching, mount_failure, restarted, running, scheduled, unmounted, waiting
 
 UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found'}]}
 
@@ -115,10 +115,11 @@ def test_a_deployment_that_may_make_no_pods_says_why():
     (deployment,) = harness.api.of(DEPLOYMENTS)
     for pod in harness.api.of(PODS):
         del harness.api.objects[("Pod", "ns", pod["metadata"]["name"])]
-    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota", "lastTransitionTime": "2026-01-01T00:00:02Z"}
     deployment["status"]["conditions"].append(failure)
     harness.run()
-    assert "exceeded quota" in harness.conditions()["Ready"]["message"]
+    wait = "waiting since 2026-01-01T00:00:02Z; this wait has no deadline"
+    assert harness.conditions()["Ready"]["message"] == f"0 of 1 replicas ready: exceeded quota; {wait}"
 
 
 def test_numbers_count_replicas_that_stay():
@@ -219,7 +220,8 @@ def test_a_secret_that_cannot_be_mounted_is_named_with_its_field_in_one_write():
     harness = no_secret()
     (pod,) = harness.api.of(PODS)
     named = f"{pod['metadata']['name']}: volume 'credential-0': secret \"hf-token\" not found (spec.credentials[0].secretRef.name)"
-    assert harness.conditions()["Ready"]["message"] == f"0 of 1 replicas ready: {named}"
+    wait = "waiting since 2026-01-01T00:00:00Z; this wait has no deadline"
+    assert harness.conditions()["Ready"]["message"] == f"0 of 1 replicas ready: {named}; {wait}"
     written = len(harness.api.journal)
     tried = 'MountVolume.SetUp failed for volume "credential-0" : run-r1.scope: secret "hf-token" not found'
     harness.api.put(EVENTS, mount_failure(pod, tried, "2026-01-01T00:01:00.000000Z", 2))
@@ -232,6 +234,90 @@ def test_a_secret_that_cannot_be_mounted_is_named_with_its_field_in_one_write():
     assert len(harness.api.journal) == written
     pod["status"] = running()
     assert (harness.settle(), harness.reason()) == (None, "LoadingModel")
+
+
+AT = "2026-01-01T00:0{}:00Z"
+NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available: no label."}
+
+
+def since(status, minute, container=""):
+    """The status with the time at which the pod came there: it got a node, or that container began."""
+    found = copy.deepcopy(status)
+    for one in found["conditions"]:
+        if one["type"] == "PodScheduled":
+            one["lastTransitionTime"] = AT.format(1 if container else minute)
+    for one in [*found.get("initContainerStatuses", ()), *found.get("containerStatuses", ())]:
+        if one["name"] == container and "running" in one["state"]:
+            one["state"]["running"]["startedAt"] = AT.format(minute)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "minute", "then"),
+    [
+        ({}, "Scheduling", 0, "this wait has no deadline"),
+        (since({"conditions": [NO_NODE]}, 2), "Scheduling", 2, "this wait has no deadline"),
+        (since(waiting("ContainerCreating"), 2), "PullingImage", 2, "this wait has no deadline"),
+        (since(waiting("ErrImagePull", "no"), 2), "ImagePull", 2, "this wait has no deadline"),
+        (since(fetching(), 3, "fetch"), "FetchingModel", 3, "the kubelet restarts a fetch that takes longer than a day"),
+        (since(fetching(1, "NoRoom"), 3, "fetch"), "FetchingModel", 1, "the kubelet restarts a fetch that takes longer than a day"),
+        (since(running(), 4, "daemon"), "LoadingModel", 4, "the kubelet restarts a load that stands still for 300 s"),
+        (since(restarted(code=1), 4, "daemon"), "Restarting", 1, "this wait has no deadline"),
+    ],
+)
+def test_a_wait_for_a_replica_says_since_when_and_what_ends_it_and_time_changes_nothing(status, reason, minute, then):
+    harness = harness_with(status, model={"uri": "hf://acme/tiny"})
+    assert harness.reason() == reason
+    assert harness.conditions()["Ready"]["message"].endswith(f"; waiting since {AT.format(minute)}; {then}")
+    written = len(harness.api.journal)
+    for _ in range(3):
+        harness.later += timedelta(hours=3)
+        harness.settle()
+    assert len(harness.api.journal) == written
+
+
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [
+        (since({"conditions": [NO_NODE]}, 0), "at 2026-01-01T00:10:00Z the service returns to the old revision"),
+        (since(running(), 2, "daemon"), "at 2026-01-02T00:01:00Z the service returns to the old revision"),
+        (restarted(code=1), "if it ends again, the service returns to the old revision"),
+    ],
+)
+def test_a_new_revision_in_the_place_of_the_old_one_says_when_that_comes_back(status, then):
+    harness = harness_with(running(ready=True), running(ready=True), rollout={"strategy": "Replace"})
+    (old,) = harness.names(DEPLOYMENTS)
+    harness.edit(engine={"maxModelLen": 128})
+    for _ in range(3):
+        harness.settle()
+        (new,) = (body for body in harness.api.of(DEPLOYMENTS) if body["metadata"]["name"] != old)
+        new["status"]["conditions"][0]["lastUpdateTime"] = AT.format(1)
+        come_up(harness, new["metadata"]["name"], status)
+    harness.run()
+    assert f"; {then}; 1 ready replica of an older revision continues to serve" in harness.conditions()["Ready"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("state", "then"),
+    [
+        ("a model of unknown size", "; waiting since 2026-01-01T00:00:00Z; this wait has no deadline"),
+        ("a canary under way", "; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:05:00Z the next step begins"),
+        (
+            "a revision on trial",
+            "; waiting since 2026-01-01T00:00:00Z; at 2026-01-02T00:00:00Z the service returns to the old revision; 1 r",
+        ),
+        ("a replica draining", "; at 2026-01-01T00:00:30Z their requests are ended"),
+    ],
+)
+def test_a_wait_for_something_else_says_since_when_or_until_when(state, then):
+    assert then in loudest(STATES[state].body())
+
+
+def test_an_object_that_is_being_deleted_is_waited_for_since_then():
+    harness = harness_with(running())
+    harness.api.of(DEPLOYMENTS)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:07Z"
+    harness.run()
+    assert "is deleted; waiting since 2026-01-01T00:00:07Z; this wait has no deadline" in loudest(harness.api.of(SERVICES)[0])
 
 
 def test_a_wait_for_devices_without_a_deadline_says_so():

@@ -1,1 +1,0 @@
-"""Which accelerator entry and which devices a service gets."""

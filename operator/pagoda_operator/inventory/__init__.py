@@ -1,1 +1,0 @@
-"""Nodes, devices and model sizes as parsed facts."""

@@ -1,1 +1,0 @@
-"""Replaying recorded or generated demand against a policy: `pagoda-operator replay`. No Kubernetes, a virtual clock."""

@@ -1,0 +1,1 @@
+"""Replaying recorded or generated demand against a policy: `pagoda-replay`. No Kubernetes, a virtual clock."""
