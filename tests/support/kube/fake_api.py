@@ -318,12 +318,12 @@ class FakeApi:
 
 
 def _matcher(selector: str) -> Callable[[Mapping[str, str]], bool]:
-    """A selector of one term: nothing, `label`, `label=value` or `label in (a,b)`."""
+    """Nothing, `label`, several of `label=value`, or `label in (a,b)`."""
     label, among, values = selector.removesuffix(")").partition(" in (")
     if among:
         return lambda labels: labels.get(label) in values.split(",")
-    label, equals, value = selector.partition("=")
-    return lambda labels: not label or (label in labels and (not equals or labels[label] == value))
+    terms = [term.partition("=") for term in selector.split(",") if term]
+    return lambda labels: all(name in labels and (not equals or labels[name] == value) for name, equals, value in terms)
 
 
 _POD_DEFAULTS: Body = {
