@@ -194,7 +194,7 @@ def _tracing(settings: Settings, stack: AsyncExitStack) -> Tracing | None:
 
 
 def _counters(settings: Settings) -> Counters:
-    cache, queue = EndpointCache(), HoldQueue(settings.hold_limit)
+    cache, queue = EndpointCache(settings.reserved_names), HoldQueue(settings.hold_limit)
     return Counters(cache, queue, Metrics(cache, queue, _clock_ms), Tally(_clock_ms()), Budget(settings.body_budget), _clock_ms)
 
 

@@ -93,10 +93,12 @@ class Lister(Protocol):
 
 
 class Taken(NamedTuple):
-    """A served name that this service wants and an older one has."""
+    """A served name that this service wants and does not get, and why. `reserved`: the administrator keeps it from this namespace, and no
+    other service need have it."""
 
     name: str
-    holder: Key
+    why: str
+    reserved: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from pagoda_contracts.name_owners import NOTHING_RESERVED, Reserved, read_reserved
 from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.units import parse_duration
@@ -24,6 +25,7 @@ DEFAULT_PROFILE_FILE = "PAGODA_DEFAULT_PROFILE"
 CALLERS_FILE = "PAGODA_CALLERS"
 GATEWAYS = "PAGODA_GATEWAYS"
 NAMESPACES = "PAGODA_NAMESPACES"
+RESERVED_NAMES = "PAGODA_RESERVED_NAMES"
 TOKEN_FILE = "PAGODA_TOKEN"  # noqa: S105 (a variable's name)
 # As the chart sets them from the pod's own fields.
 POD_NAME = "POD_NAME"
@@ -55,6 +57,8 @@ class Settings(NamedTuple):
     identity: str = ""
     # Where services are served; empty: in all namespaces.
     namespaces: tuple[str, ...] = ()
+    # Served names that only some namespaces may have.
+    reserved: Reserved = NOTHING_RESERVED
     # Whether each run is logged: how long it was queued, how long it took, and how long it waited for the API server.
     debug: bool = False
 
@@ -87,6 +91,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         lease_namespace=None if options.no_lease else options.namespace or environment.get(POD_NAMESPACE) or None,
         identity=options.identity or environment.get(POD_NAME) or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         namespaces=_namespaces(options.namespaces if options.namespaces is not None else environment.get(NAMESPACES, "")),
+        reserved=_reserved(environment.get(RESERVED_NAMES, "")),
         debug=options.debug,
     )
 
@@ -106,6 +111,13 @@ def _namespaces(text: str) -> tuple[str, ...]:
         if not _LABEL.fullmatch(name):
             raise SettingsError(f"--namespaces: {name!r} is not a namespace; it must be names of namespaces with commas between them")
     return names
+
+
+def _reserved(text: str) -> Reserved:
+    try:
+        return read_reserved(text) if text else NOTHING_RESERVED
+    except ValueError as error:
+        raise SettingsError(f"{RESERVED_NAMES}: {error}") from error
 
 
 def _resync(text: str) -> float:

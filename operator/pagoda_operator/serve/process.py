@@ -164,7 +164,7 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
     """Builds without a request; `connected` makes the client that writes."""
     metrics = Metrics(time.monotonic)
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
-    triggers = Triggers(queue)
+    triggers = Triggers(queue, settings.reserved)
     caches = Caches(triggers.changed, settings.namespaces)
 
     def wrote(resource: Resource, verb: str, body: Json) -> None:

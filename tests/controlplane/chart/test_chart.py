@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import yaml
 from pagoda_contracts import gateway_metrics, metrics
+from pagoda_contracts.name_owners import read_reserved
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, VERSION
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.requests.outside import read_targets
@@ -71,6 +72,15 @@ def test_no_role_holds_a_wildcard_and_only_the_gateways_namespaced_one_reads_sec
         assert not any("*" in word for word in [*rule["verbs"], *resources, *groups, *rule.get("nonResourceURLs", [])])
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
         assert not {"pods/exec", "pods/attach", "pods/portforward"} & set(resources)
+
+
+def test_operator_and_gateways_are_told_the_same_reserved_names(cluster):
+    objects = rendered(cluster, "reservedNames.prod-*={platform,team-a}")
+    found = [
+        the(objects, "Deployment", f"pagoda-{name}")["spec"]["template"]["spec"]["containers"][0]["env"] for name in ("operator", "gateway")
+    ]
+    texts = {entry["value"] for env in found for entry in env if entry["name"] == "PAGODA_RESERVED_NAMES"}
+    assert [read_reserved(text).rules for text in texts] == [(("prod-*", ("platform", "team-a")),)]
 
 
 def test_every_kind_that_the_operator_may_write_is_under_the_admission_policy(cluster):
