@@ -43,6 +43,7 @@ class Settings:
     operator: str | None
     account: str | None
     reserved_names: Reserved
+    service_class: str | None
     peers: str | None
     keda: bool
     identity: str
@@ -144,6 +145,7 @@ OPTIONS: Final = (
     Option("operator", _account, None, "the operator's ServiceAccount (namespace/name), which may watch the demand"),
     Option("account", _account, None, "the gateways' own ServiceAccount (namespace/name), which may watch the demand too"),
     Option("reserved_names", read_reserved, "{}", 'served names that only some namespaces may have, as JSON: {"prod-*": ["team-a"]}'),
+    Option("service_class", str, None, "serve InferenceServices, and obey TenantQuotas, of this class; without it, those that have none"),
     Option("peers", _address, None, "host:port at which all gateways serve gRPC: a name with one address per gateway"),
     Option("keda", _bool, "false", "answer KEDA as an external scaler on the gRPC port, without authentication"),
     Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),

@@ -181,6 +181,7 @@ class Observed:
 
     meta: ObjectMeta
     raw_status: Json
+    service_class: str = ""
     spec: InferenceServiceSpec | None = None
     invalid: str = ""
     profile: ServingProfileSpec | None = None

@@ -235,7 +235,7 @@ def due_in(observed: Observed, draft: Plan) -> float | None:
 
 def owner_of(observed: Observed) -> Owner:
     """The service as the owner of its children."""
-    return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid)
+    return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid, observed.service_class)
 
 
 def _without_conflicts(observed: Observed, draft: Plan) -> Plan:

@@ -83,6 +83,16 @@ def test_operator_and_gateways_are_told_the_same_reserved_names(cluster):
     assert [read_reserved(text).rules for text in texts] == [(("prod-*", ("platform", "team-a")),)]
 
 
+def test_a_class_reaches_operator_and_gateways_and_names_the_profile_that_the_operator_may_write(cluster):
+    objects = rendered(cluster, "operator.class=blue")
+    found = [
+        the(objects, "Deployment", f"pagoda-{name}")["spec"]["template"]["spec"]["containers"][0]["env"] for name in ("operator", "gateway")
+    ]
+    assert all({"name": "PAGODA_SERVICE_CLASS", "value": "blue"} in env for env in found)
+    (profiles, _) = the(objects, "ValidatingAdmissionPolicy", "pagoda-operator")["spec"]["validations"]
+    assert '== "blue"' in profiles["expression"]
+
+
 def test_every_kind_that_the_operator_may_write_is_under_the_admission_policy(cluster):
     objects = rendered(cluster)
     rights = granted([the(objects, "ClusterRole", "pagoda-operator")])

@@ -318,12 +318,18 @@ class FakeApi:
 
 
 def _matcher(selector: str) -> Callable[[Mapping[str, str]], bool]:
-    """Nothing, `label`, several of `label=value`, or `label in (a,b)`."""
+    """Several of `label`, `!label` and `label=value`, nothing, or `label in (a,b)`."""
     label, among, values = selector.removesuffix(")").partition(" in (")
     if among:
         return lambda labels: labels.get(label) in values.split(",")
     terms = [term.partition("=") for term in selector.split(",") if term]
-    return lambda labels: all(name in labels and (not equals or labels[name] == value) for name, equals, value in terms)
+    return lambda labels: all(_holds(labels, *term) for term in terms)
+
+
+def _holds(labels: Mapping[str, str], name: str, equals: str, value: str) -> bool:
+    if name.startswith("!"):
+        return name[1:] not in labels
+    return name in labels and (not equals or labels[name] == value)
 
 
 _POD_DEFAULTS: Body = {
