@@ -39,9 +39,9 @@ from pagoda_operator.inventory.inventory import Inventory
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
 
 KINDS: Final = tuple(dict.fromkeys((*OWN, *PARSERS)))
-# Read in all namespaces, even if services are served in some only: placement counts everybody's devices.
 # Kinds that have a class: what an install acts on, and what it makes of that.
 CLASSED: Final = frozenset((SERVICES, ADAPTERS, QUOTAS, PODS, *CHILD_RESOURCES))
+# Read in all namespaces, even if services are served in some only: placement counts everybody's devices.
 CLUSTER_WIDE: Final = (PROFILES, QUOTAS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
 
 
