@@ -76,7 +76,7 @@ def test_what_cannot_be_served_is_refused_with_its_reason(one, here, reason, wor
 @pytest.mark.parametrize(("rules", "accepted"), [('{"a": ["big"]}', False), ('{"a": ["ns"]}', False), ('{"a": ["big", "ns"]}', True)])
 def test_a_reserved_name_needs_both_namespaces_that_of_the_adapter_and_that_of_its_service(rules, accepted):
     here = host(
-        {"allowFrom": {"selector": {"matchLabels": {"a": "b"}}}},
+        {"allowFrom": {"namespaces": "Selector", "selector": {"matchLabels": {"a": "b"}}}},
         namespace="big",
         namespaces=(Namespace("ns", frozenset({("a", "b")})),),
         reserved=read_reserved(rules),

@@ -104,7 +104,7 @@ def test_a_service_whose_only_name_is_reserved_starts_nothing_and_its_condition_
     line = harness.conditions()["Stalled"]
     assert (line["status"], line["reason"], harness.names(DEPLOYMENTS)) == ("True", "NameReserved", [])
     assert "'tiny' is reserved for namespaces platform, team-a by reservedNames 'ti*'" in line["message"]
-    assert "servedNames" not in harness.api.objects[SERVICES.kind, "ns", "tiny"]["status"]
+    assert names(harness.api, "ns", "tiny") == []
 
 
 def test_unclaimed_names_are_forgotten(owners):
