@@ -192,6 +192,9 @@ JWKS_CONFIG_MAP: Final = "pagoda-jwks"
 COMPONENT_JWKS: Final = "jwks"
 JWKS_KEY: Final = "jwks.json"
 JWKS_DIR: Final = "/etc/pagoda-jwks"
+# The digests of clients' keys (spec.clientKeys): the Secret's entry, and where a replica has it.
+CLIENT_KEYS_KEY: Final = "keys"
+CLIENT_KEYS_DIR: Final = "/etc/pagoda-client-keys"
 PATH_JWKS: Final = "/openid/v1/jwks"  # of the API server
 
 # Pushed state (architecture, section 4): floor between frames, heartbeat, and what silence means.
@@ -199,6 +202,9 @@ STATE_FLOOR_MS: Final = 100
 STATE_HEARTBEAT_MS: Final = 500
 STATE_SUSPECT_MS: Final = 1_000
 STATE_DEAD_MS: Final = 3_000
+# A step is stuck after so many ms, or so many times its predicted length, whichever is more: a first step compiles.
+STEP_STUCK_MS: Final = 30_000
+STEP_STUCK_TIMES: Final = 20
 
 # A service's name leaves room for the children's suffix "-<10 hex>" and the pods' "-<10>-<5>" in 63 characters.
 MAX_SERVICE_NAME: Final = 35

@@ -54,6 +54,11 @@ readinessProbe:
 {{- mul $number (get (dict "s" 1 "m" 60 "h" 3600) $unit) }}
 {{- end }}
 
+{{- /* Whether there are gateways. Values of a release from before this one, as --reuse-values brings them, say nothing. */}}
+{{- define "pagoda.gateway" -}}
+{{- if ne (toString .Values.gateway.enabled) "false" }}true{{ end }}
+{{- end }}
+
 {{- /* Who may call replicas, as the operator reads it. */}}
 {{- define "pagoda.callers" -}}
 {{- $callers := dict
@@ -62,7 +67,8 @@ readinessProbe:
       "metrics" .Values.auth.metrics.accounts
       "metricsFrom" .Values.auth.metrics.networks
       "tokens" .Values.auth.enabled
-      "networkPolicy" .Values.networkPolicy.enabled }}
+      "networkPolicy" .Values.networkPolicy.enabled
+      "clients" (not (include "pagoda.gateway" .)) }}
 {{- with .Values.networkPolicy.proxies }}
 {{- $callers = set $callers "proxies" . }}
 {{- end }}
@@ -87,7 +93,7 @@ pagoda-first-key
 {{- /* The first API key's text, made once per rendering, so that the Secret and the notes speak of the same key. Empty if it exists already. */}}
 {{- define "pagoda.firstKey" -}}
 {{- $auth := .Values.gateway.auth }}
-{{- if and $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
+{{- if and (include "pagoda.gateway" .) $auth.firstKey.create .Release.IsInstall (not (lookup "v1" "Secret" .Release.Namespace (include "pagoda.firstKeySecret" .))) }}
 {{- if not (hasKey $auth "madeKey") }}{{- $_ := set $auth "madeKey" (printf "pagoda-%s" (randAlphaNum 43)) }}{{ end }}
 {{- $auth.madeKey }}
 {{- end }}

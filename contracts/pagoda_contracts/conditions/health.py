@@ -21,7 +21,7 @@ DEEP_CHECK_FAILED: Final = Reason(
 SILENT: Final = Reason(
     "Silent",
     DEGRADED,
-    "A replica is Ready to Kubernetes, and no gateway hears from it. The operator starts a successor.",
+    "A replica is Ready to Kubernetes, and neither a gateway nor the operator hears from it. The operator starts a successor.",
     "If all replicas are silent, check the network between gateways and replicas.",
 )
 STUCK: Final = Reason(

@@ -76,6 +76,7 @@ def schema() -> Schema:
             "gateway": _closed(
                 _workload()
                 | {
+                    "enabled": _BOOLEAN,
                     "holdTimeout": _DURATION,
                     "holdPingAfter": _DURATION,
                     "lameDuck": _DURATION,

@@ -51,13 +51,17 @@ TARGET_SERVING: Target
 TARGET_DRAINING: Target
 
 class WatchStateRequest(_message.Message):
-    __slots__ = ("watcher",)
+    __slots__ = ("watcher", "interval_ms", "no_prefixes")
     WATCHER_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    NO_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     watcher: str
-    def __init__(self, watcher: _Optional[str] = ...) -> None: ...
+    interval_ms: int
+    no_prefixes: bool
+    def __init__(self, watcher: _Optional[str] = ..., interval_ms: _Optional[int] = ..., no_prefixes: _Optional[bool] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "preparing", "prefill_tokens", "blocks_used", "blocks_free", "blocks_total", "block_size", "blocks_cached", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us")
+    __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "preparing", "prefill_tokens", "requests_admitted", "requests_ended", "blocks_used", "blocks_free", "blocks_total", "block_size", "blocks_cached", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_MS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +75,8 @@ class State(_message.Message):
     MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     PREPARING_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_ENDED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +113,8 @@ class State(_message.Message):
     max_concurrency: int
     preparing: int
     prefill_tokens: int
+    requests_admitted: int
+    requests_ended: int
     blocks_used: int
     blocks_free: int
     blocks_total: int
@@ -130,7 +138,7 @@ class State(_message.Message):
     step_base_us: float
     step_token_us: float
     step_row_us: float
-    def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., preparing: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., preparing: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., requests_admitted: _Optional[int] = ..., requests_ended: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest", "uri", "credential", "pinned", "on_demand")

@@ -184,6 +184,11 @@ class InferenceServiceSpec(Model):
     )
     routing: RoutingSpec | None = Field(default=None, description="How the gateway picks a replica.")
     profile_ref: ProfileRef = Field(default=ProfileRef(), description="The administrator's template for the pods.")
+    client_keys: SecretRef | None = Field(
+        default=None,
+        description="A Secret whose entry `keys` has the SHA-256 digests of clients' keys. Replicas then let these clients in, from the "
+        "service's own namespace, without a gateway.",
+    )
     pod_template: dict[str, Any] | None = Field(
         default=None,
         description="Overlay on the pod template; only paths that the profile allows.",

@@ -81,6 +81,7 @@ class Replica:
     phase: Phase = Phase.PHASE_STARTING
     listening: bool = True
     in_flight: int = 0
+    admitted: int = 0  # since the process began
     turned_away: int = 0  # before the engine heard of them: too many requests, or too many bytes of them, were held
     waking: int = 0  # requests that wait until their adapter is loaded
     preparations: Preparations = field(default_factory=Preparations)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from pagoda_contracts.names import STATE_DEAD_MS, STATE_SUSPECT_MS
+from pagoda_contracts.names import STATE_DEAD_MS, STATE_SUSPECT_MS, STEP_STUCK_MS, STEP_STUCK_TIMES
 
 from pagoda_gateway.routing.endpoint import Endpoint, Frame
 from pagoda_gateway.routing.request import RoutingRequest
 
-# A step is overdue after so many ms, or so many times its predicted length, whichever is more: a first step compiles.
+# As STEP_STUCK_MS and STEP_STUCK_TIMES, for a doubt.
 _STEP_SUSPECT: Final = (5_000, 10)
-_STEP_STUCK: Final = (30_000, 20)
 
 
 class Verdict(StrEnum):
@@ -90,7 +89,7 @@ def _unsound(endpoint: Endpoint, frame: Frame) -> Verdict | None:
 
 
 def _by_age(frame: Frame, connected: bool, engine_ms: float) -> Verdict:
-    if engine_ms > STATE_DEAD_MS or _overdue(frame, *_STEP_STUCK):
+    if engine_ms > STATE_DEAD_MS or _overdue(frame, STEP_STUCK_MS, STEP_STUCK_TIMES):
         return Verdict.STUCK
     suspect = not connected or engine_ms > STATE_SUSPECT_MS or _overdue(frame, *_STEP_SUSPECT)
     return Verdict.SUSPECT if suspect else Verdict.READY

@@ -40,6 +40,7 @@ class Callers(BaseModel):
     metrics_from: tuple[Network, ...] = ()
     proxies: tuple[Namespace, ...] = Field(default=(), description="Namespaces of Envoys that send requests to replicas themselves.")
     tokens: bool = Field(default=True, description="Replicas of new revisions ask for tokens.")
+    clients: bool = Field(default=False, description="There is no gateway: services may let clients call replicas.")
     network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
 
     def auth(self) -> AuthConfig | None:

@@ -6,6 +6,7 @@ pod.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -112,17 +113,20 @@ class RevisionSignal:
 class ServiceSignals:
     """One service now. `measures` are whole bins, oldest first, without a gap since `watched_since`, both in seconds of the caller's
     clock. `fresh`: every known gateway has reported within 3 s. `held` and `wake` are over all gateways, `endpoints` by pod name,
-    `revisions` by hash."""
+    `revisions` by hash. `wakes`: a request would start a service at zero, because there are gateways."""
 
     measures: tuple[Measure, ...] = ()
     watched_since: float = 0.0
     fresh: bool = False
     held: int = 0
     wake: bool = False
+    wakes: bool = True
     endpoints: Mapping[str, EndpointSignal] = field(default_factory=dict)
     revisions: Mapping[str, RevisionSignal] = field(default_factory=dict)
 
     def missing(self, ready: Iterable[str]) -> tuple[str, ...]:
-        """Returns the Ready pods that should report and do not, except those that have been silent for a minute."""
-        lacking = (pod for pod in ready if (seen := self.endpoints.get(pod)) is None or (seen.bad and seen.bad_s < MISSING_S))
+        """Returns the Ready pods that should report and do not, except those that have been silent for a minute. Those too without
+        gateways: clients may reach a replica that the operator does not, and gateways would count their requests."""
+        waits_s = MISSING_S if self.wakes else math.inf
+        lacking = (pod for pod in ready if (seen := self.endpoints.get(pod)) is None or (seen.bad and seen.bad_s < waits_s))
         return tuple(sorted(lacking))

@@ -79,10 +79,14 @@ async def give_all(
     return {order.uid: one for order, one in zip(orders, given, strict=True)}
 
 
+def target(pod: Addressed, port: int) -> str:
+    """Where a pod's port is, as gRPC wants it."""
+    return f"[{pod.address}]:{port}" if ":" in pod.address else f"{pod.address}:{port}"
+
+
 def channel_to(order: Addressed, port: int) -> grpc.aio.Channel:
     """A connection to the pod, past any proxy of ours."""
-    host = f"[{order.address}]" if ":" in order.address else order.address
-    return grpc.aio.insecure_channel(f"{host}:{port}", options=(("grpc.enable_http_proxy", 0),))
+    return grpc.aio.insecure_channel(target(order, port), options=(("grpc.enable_http_proxy", 0),))
 
 
 class Daemons:

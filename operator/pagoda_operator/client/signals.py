@@ -56,10 +56,18 @@ class _Service:
 
 
 class Signals:
-    """All gateways and services. `wake` queues a service; `measured` is called when a service's bin has ended."""
+    """All gateways and services. `wake` queues a service; `measured` is called when a service's bin has ended. `wakes`: whether a
+    request starts a service at zero; not if the reports are replicas' own (replicas.py)."""
 
-    def __init__(self, clock: Callable[[], float], wake: Callable[[Key], None], measured: Callable[[Key], None] = lambda _: None) -> None:
-        self._clock, self._wake, self.measured = clock, wake, measured
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        wake: Callable[[Key], None],
+        measured: Callable[[Key], None] = lambda _: None,
+        *,
+        wakes: bool = True,
+    ) -> None:
+        self._clock, self._wake, self.measured, self._wakes = clock, wake, measured, wakes
         self._gateways: dict[str, _Gateway] = {}
         self._services: dict[Key, _Service] = {}
         self._fresh: frozenset[str] = frozenset()
@@ -75,6 +83,10 @@ class Signals:
         """A gateway exists; until its first frame nothing is fresh."""
         self._any_gateway = True
         self._gateways.setdefault(gateway, _Gateway(self._clock()))
+
+    def begin(self) -> None:
+        """Silence counts from now on: who begins to lead has heard no replica yet."""
+        self._began, self._any_gateway = self._clock(), True
 
     def forget(self, gateway: str) -> None:
         """It is gone for good."""
@@ -136,6 +148,7 @@ class Signals:
             fresh=self._complete(ours),
             held=sum(one.held for one in counted),
             wake=any(one.wake for one in counted),
+            wakes=self._wakes,
             endpoints=self._endpoints(key, parts, ours),
             revisions=revisions(parts),
         )

@@ -248,7 +248,9 @@ def isolate(observed: Observed, owner: Owner, *, inspecting: bool = False) -> It
     if not callers.network_policy:
         yield from (Delete(NETWORK_POLICIES, child) for child in observed.of(NETWORK_POLICIES) if not child.deleting)
     elif observed.profile is not None:
-        yield from converge(observed, [(NETWORK_POLICIES, network_policy(owner, callers, _egress(observed, *_fetched(observed))))])
+        clients = callers.clients and observed.spec is not None and observed.spec.client_keys is not None
+        policy = network_policy(owner, callers, _egress(observed, *_fetched(observed)), clients=clients)
+        yield from converge(observed, [(NETWORK_POLICIES, policy)])
         if inspecting or observed.of(PODS):
             yield from converge(observed, [(NETWORK_POLICIES, inspection_policy(owner, _egress(observed)))])
         elif (left := observed.find(NETWORK_POLICIES, inspection_name(owner.name))) is not None and not left.deleting:

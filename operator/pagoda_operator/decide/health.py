@@ -90,7 +90,8 @@ class Step(NamedTuple):
 @dataclass(frozen=True)
 class Case:
     """One Deployment with unhealthy replicas. `target`: how many it should have without a successor; `staying`: its replicas, the oldest
-    first; `extra`: whether it was given one more; `full`: by which quota there is no room for that; `mass`: why nothing is removed."""
+    first; `extra`: whether it was given one more; `full`: by which quota there is no room for that; `mass`: why nothing is removed;
+    `unsure`: a Ready replica may be unhealthy, which is not certain yet, as after a restart of this process."""
 
     target: int
     staying: tuple[Pod, ...]
@@ -100,12 +101,13 @@ class Case:
     extra: bool = False
     full: str = ""
     mass: str = ""
+    unsure: bool = False
 
 
 def step(case: Case) -> Step:
     """The whole rule."""
     if not case.target or not case.unhealthy:
-        return Step(case.target)
+        return Step(case.target + (case.extra and case.unsure and case.target > 0))
     if case.extra and not case.full:
         return _replacing(case)
     if len(case.staying) > case.target:
@@ -167,6 +169,7 @@ def _case(observed: Observed, health: Health, home: Child, target: int) -> Case:
         bool(home.extra),
         observed.full.get(home.name, ""),
         _mass(observed, health, mine),
+        any(pod.serves and unverified(observed, pod) for pod in mine),
     )
 
 

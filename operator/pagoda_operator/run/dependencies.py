@@ -9,6 +9,7 @@ from typing import Protocol
 from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.client.daemons import Daemons
+from pagoda_operator.client.replicas import Replicas
 from pagoda_operator.client.signals import Signals
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.render.children import Manifest, Revision
@@ -66,3 +67,5 @@ class Dependencies:
     sizes: Callable[[], tuple[Size, ...]]
     ages: Ages
     events: Recorder
+    # Reads replicas' states, if no gateway does.
+    replicas: Replicas | None = None

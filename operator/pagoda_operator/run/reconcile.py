@@ -131,6 +131,8 @@ class Reconciler:
         need not compare 1,000 nodes."""
         dependencies, now = self._dependencies, self._clock().timestamp()
         dependencies.signals.note_ready(key, (pod.name for pod in observed.pods if pod.ready))
+        if dependencies.replicas is not None:
+            dependencies.replicas.follow(key, observed.pods)
         return replace(
             observed,
             now=now,
@@ -200,6 +202,8 @@ class Reconciler:
         self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
+        if self._dependencies.replicas is not None:
+            self._dependencies.replicas.forget(key)
         await self._dependencies.adapters.orphaned(key)
         # A broken watch may miss the last pod's end, and nothing else would requeue this key.
         charged = await self._dependencies.quota.gone(key)

@@ -25,6 +25,7 @@ NAMESPACE = "PAGODA_NAMESPACE"
 DEFAULT_PROFILE_FILE = "PAGODA_DEFAULT_PROFILE"
 CALLERS_FILE = "PAGODA_CALLERS"
 GATEWAYS = "PAGODA_GATEWAYS"
+READ_REPLICAS = "PAGODA_READ_REPLICAS"
 NAMESPACES = "PAGODA_NAMESPACES"
 RESERVED_NAMES = "PAGODA_RESERVED_NAMES"
 SERVICE_CLASS = "PAGODA_SERVICE_CLASS"
@@ -53,6 +54,8 @@ class Settings(NamedTuple):
     resync: float = 300
     # host:port of gateways' demand; a name means all its addresses. Empty: no gateway is installed.
     gateways: tuple[str, ...] = ()
+    # Whether to read replicas' states, because no gateway does.
+    read_replicas: bool = False
     metrics_port: int = PORT_METRICS
     # The namespace of the Lease; None: this process uses none, and must be the only one.
     lease_namespace: str | None = None
@@ -81,6 +84,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     parser.add_argument("--probes-port", type=int, default=PORT_PROBES, help="0 lets the kernel choose (default: %(default)s)")
     parser.add_argument("--resync", default="5m", help="reconcile each service this often without any event (default: %(default)s)")
     parser.add_argument("--gateways", help="host:port,... where gateways report demand; a name means all its addresses")
+    parser.add_argument("--read-replicas", action="store_true", help="read replicas' states directly: only if there is no gateway")
     parser.add_argument("--metrics-port", type=int, default=PORT_METRICS, help="0 lets the kernel choose (default: %(default)s)")
     parser.add_argument("--namespace", help=f"where the Lease is kept (default: ${POD_NAMESPACE}; without either there is no Lease)")
     parser.add_argument("--identity", help=f"holder of the Lease, unique (default: ${POD_NAME}, else host name and a number)")
@@ -97,6 +101,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         probes_port=options.probes_port,
         resync=_resync(options.resync),
         gateways=_gateways(options.gateways if options.gateways is not None else environment.get(GATEWAYS, "")),
+        read_replicas=options.read_replicas or environment.get(READ_REPLICAS) == "true",
         metrics_port=options.metrics_port,
         lease_namespace=None if options.no_lease else options.namespace or environment.get(POD_NAMESPACE) or None,
         identity=options.identity or environment.get(POD_NAME) or f"{socket.gethostname()}-{secrets.token_hex(4)}",

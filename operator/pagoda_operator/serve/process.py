@@ -30,6 +30,7 @@ from pagoda_operator.client.catalogues import Catalogues
 from pagoda_operator.client.cluster import Hooks, KubeCluster, connect
 from pagoda_operator.client.daemons import Daemons, OwnToken
 from pagoda_operator.client.listen import Listener
+from pagoda_operator.client.replicas import Replicas
 from pagoda_operator.client.requests import RetryBudget
 from pagoda_operator.client.signals import Signals
 from pagoda_operator.quota.keeper import Quotas
@@ -180,7 +181,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     """Everything that runs besides Kopf."""
     settings, loop_time = made.settings, asyncio.get_running_loop().time
     own = OwnToken(settings.token) if settings.token is not None else None
-    signals = Signals(loop_time, made.queue.add)
+    signals = Signals(loop_time, made.queue.add, wakes=not settings.read_replicas)
+    replicas = Replicas(signals, loop_time, settings.identity, own) if settings.read_replicas else None
     scaler = Scaler(made.cluster, signals, loop_time, time.time)
     signals.measured = lambda key: made.queue.add(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
     view = InventoryView(made.caches)
@@ -212,6 +214,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
         sizes=view.sizes,
         ages=Ages(time.monotonic),
         events=events,
+        replicas=replicas,
     )
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
     made.queue.add(settings.default_profile_key)
@@ -220,7 +223,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     beside = [sampling, made.lease.run(), listener.run(), *reflectors.runs()]
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
-    leading: list[Callable[[], Awaitable[None]]] = [keys.run, status_writer.run, inventory.run, events.run, *workers]
+    leading: list[Callable[[], Awaitable[None]]] = [replicas.run] if replicas is not None else []
+    leading += [keys.run, status_writer.run, inventory.run, events.run, *workers]
     tell = partial(_tell_of_takeover, made, events)
     return [*beside, _prepare(made.lease, reflectors, inventory, ready, tell), *(_when_ready(ready, part) for part in leading)]
 

@@ -139,6 +139,22 @@ def gateway_of(cluster, *settings):
     return deployment, container, {entry["name"]: entry.get("value") for entry in container["env"]}
 
 
+def test_without_a_gateway_nothing_of_it_is_installed_and_the_operator_reads_replicas_itself(cluster):
+    objects = rendered(cluster, "gateway.enabled=false", "monitoring.serviceMonitor.enabled=true")
+    assert [body["metadata"]["name"] for body in objects if "gateway" in body["metadata"]["name"]] == []
+    assert {body["kind"] for body in objects} >= {"Deployment", "PodMonitor"}
+    environment = the(objects, "Deployment", "pagoda-operator")["spec"]["template"]["spec"]["containers"][0]["env"]
+    set_to = {one["name"]: one.get("value") for one in environment}
+    assert set_to["PAGODA_READ_REPLICAS"] == "true"
+    assert {"PAGODA_GATEWAYS", "PAGODA_GATEWAY_URL"}.isdisjoint(set_to)
+    config = the(objects, "ConfigMap", "pagoda-operator")["data"]["callers.json"]
+    assert Callers.model_validate_json(config).clients
+    # As --reuse-values brings them from a release before this value.
+    older = rendered(cluster, "gateway.enabled=null")
+    assert "pagoda-gateway" in {body["metadata"]["name"] for body in of_kind(older, "Deployment")}
+    assert not Callers.model_validate_json(the(older, "ConfigMap", "pagoda-operator")["data"]["callers.json"]).clients
+
+
 def test_the_first_key_in_the_notes_is_the_one_that_gateways_let_in(cluster):
     """As `helm install` prints it once; an upgrade and a GitOps tool that is told so make none."""
     said = cluster.helm("install", "--dry-run=client", RELEASE, str(CHART), "--namespace", NAMESPACE)

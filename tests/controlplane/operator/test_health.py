@@ -88,3 +88,18 @@ def test_a_replica_whose_canary_is_wrong_gets_no_request_and_is_replaced(real, c
         assert wrong in processes.names()
         (new,) = set(processes.admit(3)) - {wrong, right}
         eventually(lambda: processes.names() == {right, new}, "the wrong one goes when the successor is Ready")
+
+
+def test_without_a_gateway_the_operator_hears_replicas_itself_and_replaces_a_frozen_one(real, account, tmp_path):
+    with ExitStack() as stack:
+        stack.enter_context(running_operator(account, "--resync", "5m", "--read-replicas"))
+        processes = DaemonProcesses(real, tmp_path, stack)
+        real.apply(replicas=2, scaling={"mode": "Auto", "min": 0, "max": 2, "idleAfter": "1s"})
+        first, second = processes.admit(2)
+        real.reported(Ready="Available")
+        processes.freeze(first)
+        eventually(lambda: len(processes.names() - {first, second}) == 1, "a successor is made beside it")
+        assert first in processes.names()
+        assert "Silent" in real.reported(Degraded="Silent")["Degraded"]["reason"]
+        (new,) = set(processes.admit(3)) - {first, second}
+        eventually(lambda: processes.names() == {second, new}, "the frozen one goes when the successor is Ready")

@@ -66,6 +66,7 @@ FULL: dict[str, Body] = {
             "predictive": {"enabled": True, "horizon": "startupTime"},
         },
         "slo": {"ttft": "800ms", "itl": "50ms"},
+        "clientKeys": {"name": "client-keys"},
         "rollout": {
             "strategy": "Surge",
             "canary": {

@@ -60,6 +60,8 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         waiting_tokens=stats.waiting_tokens,
         prefill_tokens=stats.prefill_tokens,
         in_flight=replica.in_flight,
+        requests_admitted=replica.admitted,
+        requests_ended=replica.admitted - replica.in_flight,
         preparing=replica.preparations.waiting + replica.preparations.running,
         max_concurrency=limits.max_concurrency if limits else 0,
         blocks_used=stats.blocks_used,
@@ -115,7 +117,7 @@ class Adapters(Protocol):
 class _Watcher:
     """One stream: its wake-up, the last phase it was sent, and its place in the book of prefixes."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader | None) -> None:
         self.changed = asyncio.Event()
         self.sent_phase: int | None = None
         self.reader = reader
@@ -141,7 +143,8 @@ class StateFeed:
         """The gRPC method. A frame at once, then as the module says."""
         if len(self._watchers) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} callers watch already")
-        watcher = _Watcher(self._replica.prefixes.open())
+        watcher = _Watcher(None if request.no_prefixes else self._replica.prefixes.open())
+        least_ms = min(max(STATE_FLOOR_MS, request.interval_ms), STATE_HEARTBEAT_MS)
         self._watchers.add(watcher)
         log.info("watcher_joined", watcher=request.watcher[:128], role=caller.role)
         try:
@@ -149,15 +152,16 @@ class StateFeed:
             while True:
                 sequence += 1
                 watcher.changed.clear()
-                state = with_news(self._frame(sequence, time.monotonic()), watcher.reader.take())
-                yield state
+                state = self._frame(sequence, time.monotonic())
+                yield with_news(state, watcher.reader.take()) if watcher.reader is not None else state
                 watcher.sent_phase = state.phase
                 self._sent.set()
-                await asyncio.sleep(STATE_FLOOR_MS / 1000)
-                if not watcher.reader.behind:
-                    await _wait(watcher.changed, (STATE_HEARTBEAT_MS - STATE_FLOOR_MS) / 1000)
+                await asyncio.sleep(least_ms / 1000)
+                if watcher.reader is None or not watcher.reader.behind:
+                    await _wait(watcher.changed, (STATE_HEARTBEAT_MS - least_ms) / 1000)
         finally:
-            self._replica.prefixes.close(watcher.reader)
+            if watcher.reader is not None:
+                self._replica.prefixes.close(watcher.reader)
             self._watchers.discard(watcher)
             self._sent.set()
             log.info("watcher_left", watcher=request.watcher[:128])

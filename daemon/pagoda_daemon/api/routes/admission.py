@@ -99,6 +99,7 @@ class Admission:
 
     def _count(self, change: int) -> None:
         self.replica.in_flight += change
+        self.replica.admitted += max(0, change)
         self.idle.clear() if self.replica.in_flight else self.idle.set()
         self.replica.changed()
 

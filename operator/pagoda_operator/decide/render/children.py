@@ -58,7 +58,7 @@ Manifest = dict[str, Any]
 # added, so its default of ten minutes failed slow starts. The pods themselves show what cannot start.
 _PROGRESS_S: Final = 86_400
 # An empty value of these means the same as none.
-_ON_CPU: Final = ("health", "slo")
+_ON_CPU: Final = ("health", "slo", "clientKeys")
 _ONLY_IF_SET: Final = (*_ON_CPU, "resources")  # on CPU the entry says what is requested
 # Node-local DNS caches listen on a link-local address, which belongs to no pod.
 _LINK_LOCAL: Final = ("169.254.0.0/16", "fe80::/10")
@@ -177,8 +177,8 @@ def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes
 
 
 def core_service(owner: Owner) -> Manifest:
-    """All replicas of the service under one name, for callers that an installation lets in by a NetworkPolicy. Gateways watch pods
-    instead."""
+    """All replicas of the service under one name, for clients that the service (spec.clientKeys) or an admin's NetworkPolicy lets in.
+    Gateways watch pods instead."""
     ports = [
         {"name": "http", "port": PORT_DAEMON_HTTP, "targetPort": "http", "protocol": "TCP"},
         {"name": "grpc", "port": PORT_DAEMON_GRPC, "targetPort": "grpc", "protocol": "TCP"},
@@ -192,8 +192,8 @@ def disruption_budget(owner: Owner) -> Manifest:
     return stamped(owner, DISRUPTION_BUDGETS, owner.name, owner.labels, {"spec": spec})
 
 
-def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...]) -> Manifest:
-    """Default deny for the replicas, and the exceptions."""
+def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...], *, clients: bool = False) -> Manifest:
+    """Default deny for the replicas, and the exceptions. `clients`: those of the service's namespace call replicas themselves."""
     accounts = ((callers.gateway, COMPONENT_GATEWAY), (callers.operator, COMPONENT_OPERATOR))
     peers = [_pods(namespace_of(account), {LABEL_NAME: "pagoda", LABEL_COMPONENT: component}) for account, component in accounts]
     # A policy cannot select by account: the whole namespace may read metrics, and the token decides.
@@ -201,7 +201,8 @@ def network_policy(owner: Owner, callers: Callers, egress: tuple[Egress, ...]) -
     readers = [*map(_pods, namespaces), *map(_network, callers.metrics_from)]
     metrics = [{"from": readers, "ports": _tcp(PORT_DAEMON_HTTP)}] if readers else []
     proxies = [{"from": [*map(_pods, callers.proxies)], "ports": _tcp(PORT_DAEMON_HTTP)}] if callers.proxies else []
-    ingress = [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)}, *proxies, *metrics]
+    beside = [{"from": [{"podSelector": {}}], "ports": _tcp(PORT_DAEMON_HTTP)}] if clients else []
+    ingress = [{"from": peers, "ports": _tcp(PORT_DAEMON_HTTP, PORT_DAEMON_GRPC)}, *beside, *proxies, *metrics]
     return _policy(owner, owner.name, owner.selector, ingress, egress)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.conditions.service import INVALID_PROFILE, POD_TEMPLATE_FORBIDDEN
+from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC, POD_TEMPLATE_FORBIDDEN
 from pagoda_contracts.conditions.types import Reason
-from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
+from pagoda_contracts.launch import AdaptersConfig, AuthConfig, DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICES,
+    CLIENT_KEYS_DIR,
+    CLIENT_KEYS_KEY,
     CONTAINER_DAEMON,
     DAEMON_CONFIG_DIR,
     DAEMON_CONFIG_KEY,
@@ -87,11 +89,25 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
         engine=_engine(spec, inputs.accelerator),
         drain_timeout=spec.drain.timeout,
         adapters=_adapters(spec),
-        auth=inputs.callers.auth() if inputs.callers else None,
+        auth=_auth(inputs),
         health=HealthConfig(progress_timeout=health.progress_timeout, deep_probe_every=health.deep_probe_every) if health else None,
         slo=SloConfig(ttft=slo.ttft, itl=slo.itl) if slo else None,
     )
     return config.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _auth(inputs: Inputs) -> AuthConfig | None:
+    """SpecProblem where clients' keys would pass by gateways and their quotas, or would shut out the operator, which has no token."""
+    ours = inputs.callers.auth() if inputs.callers else None
+    if inputs.spec.client_keys is None:
+        return ours
+    if inputs.callers is None or not inputs.callers.clients:
+        raise SpecProblem(INVALID_SPEC, "clientKeys is for installations without a gateway (gateway.enabled: false in the chart's values)")
+    if ours is None:
+        raise SpecProblem(
+            INVALID_SPEC, "clientKeys needs auth.enabled: true in the chart's values; without it replicas let every client in"
+        )
+    return ours.model_copy(update={"keys_file": f"{CLIENT_KEYS_DIR}/{CLIENT_KEYS_KEY}"})
 
 
 def _adapters(spec: InferenceServiceSpec) -> AdaptersConfig | None:
@@ -105,7 +121,15 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
     base, overlay = merge(inputs.profile.pod_template or {}, _wished(inputs)), inputs.spec.pod_template or {}
     _check_overlay(overlay, inputs)
     result: dict[str, Any] = {}
-    for layer in (_defaults(inputs), _profile(inputs.profile), base, overlay, _fixed(inputs), _token_keys(inputs)):
+    for layer in (
+        _defaults(inputs),
+        _profile(inputs.profile),
+        base,
+        overlay,
+        _fixed(inputs),
+        _token_keys(inputs),
+        _client_keys(inputs.spec),
+    ):
         result = merge(result, layer)
     _check_kept(overlay, result, POD_TEMPLATE_FORBIDDEN, "the service's")
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
@@ -223,12 +247,24 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
 
 
 def _token_keys(inputs: Inputs) -> dict[str, Any]:
-    """The keys that callers' tokens are verified by. A folder, because the kubelet does not update a file that is mounted alone."""
+    """The keys that callers' tokens are verified by."""
     if inputs.callers is None or not inputs.callers.tokens:
         return {}
-    mount = {"name": "jwks", "mountPath": JWKS_DIR, "readOnly": True}
-    volume = {"name": "jwks", "configMap": {"name": JWKS_CONFIG_MAP}}
-    return {"spec": {"volumes": [volume], "containers": [{"name": CONTAINER_DAEMON, "volumeMounts": [mount]}]}}
+    return _folder("jwks", JWKS_DIR, {"configMap": {"name": JWKS_CONFIG_MAP}})
+
+
+def _client_keys(spec: InferenceServiceSpec) -> dict[str, Any]:
+    """The digests of the keys of clients that call replicas themselves."""
+    if spec.client_keys is None:
+        return {}
+    entry = {"key": CLIENT_KEYS_KEY, "path": CLIENT_KEYS_KEY}  # the daemon sees nothing else that the Secret may have
+    return _folder("client-keys", CLIENT_KEYS_DIR, {"secret": {"secretName": spec.client_keys.name, "items": [entry]}})
+
+
+def _folder(name: str, path: str, source: dict[str, Any]) -> dict[str, Any]:
+    """Mounted for the daemon to read. A folder, because the kubelet does not update a file that is mounted alone."""
+    mount = {"name": name, "mountPath": path, "readOnly": True}
+    return {"spec": {"volumes": [{"name": name, **source}], "containers": [{"name": CONTAINER_DAEMON, "volumeMounts": [mount]}]}}
 
 
 def _daemon(inputs: Inputs) -> dict[str, Any]:

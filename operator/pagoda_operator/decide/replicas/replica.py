@@ -157,11 +157,11 @@ def unverified(observed: Observed, pod: Pod) -> str:
         return f"its device is faulty: {fault}"[:_MAX_FAULT]
     signal = _signal(observed, pod)
     if signal is None:
-        return "no gateway has reported it yet" if observed.unheard_s < MISSING_S else ""
+        return "its state is not known yet" if observed.unheard_s < MISSING_S else ""
     if signal.deep_failed:
         return _WRONG_ANSWER
     if signal.bad:
-        return f"no gateway can use it: {signal.reason or signal.verdict}"
+        return f"it does not answer as it should: {signal.reason or signal.verdict}"
     return "not every gateway has admitted it yet" if signal.lacking else ""
 
 
@@ -190,11 +190,11 @@ def _by_signal(observed: Observed, pod: Pod) -> Unhealthy | None:
     if signal is None or not signal.bad or signal.bad_s < _patience(observed, signal):
         return None
     if signal.verdict is Seen.UNHEARD:
-        return Unhealthy(pod, SILENT, f"it is Ready, but no gateway has heard from it for {MISSING_S:.0f} s")
+        return Unhealthy(pod, SILENT, f"it is Ready, but its state was never received in {MISSING_S:.0f} s")
     if signal.deep_failed:
         return Unhealthy(pod, DEEP_CHECK_FAILED, _WRONG_ANSWER, wrong=True)
     if signal.reason == "silent":
-        return Unhealthy(pod, SILENT, f"no gateway hears from it: {signal.reason}")
+        return Unhealthy(pod, SILENT, f"its state is no longer received: {signal.reason}")
     return Unhealthy(pod, STUCK, f"it answers but makes no progress: {signal.reason}")
 
 

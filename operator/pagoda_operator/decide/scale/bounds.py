@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -58,6 +58,10 @@ class Bounds:
     behavior: Behavior = field(default=Behavior())
     least_by: str = "min"
     most_by: str = "max"
+
+    def awake(self) -> Bounds:
+        """Returns them where no gateway is installed: nothing would start a service at zero."""
+        return self if self.least or not self.most else replace(self, least=1, least_by="least without a gateway")
 
     def clamp(self, replicas: int) -> int:
         """Returns the nearest allowed number; `most` wins over `least`."""

@@ -15,7 +15,7 @@ from pagoda_contracts.resources.scaling import ScalingSpec
 
 from pagoda_operator.api.signals import Decision, Recommendation, ServiceSignals
 from pagoda_operator.decide.scale.autoscale import QUANTILE_S, UNHEARD, autoscale, limited
-from pagoda_operator.decide.scale.bounds import Behavior, Change, behavior_of, bounds_of, idle_after_s, next_edge
+from pagoda_operator.decide.scale.bounds import Behavior, Bounds, Change, behavior_of, bounds_of, idle_after_s, next_edge
 from pagoda_operator.decide.scale.demand import offered
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment, capacity_of, forecast_of, history_of, targets_of
 from pagoda_operator.decide.scale.learned import loaded
@@ -38,7 +38,7 @@ def decide(basis: Basis, signals: ServiceSignals | None, memory: Memory, moment:
         found = _external(basis, signals, memory, moment)
         return (None, memory) if found is None else _remembered(basis, _clamped(found, basis), memory, moment)
     history, capacity = history_of(signals, memory), capacity_of(basis, memory, moment)
-    bounds, expected = bounds_of(basis.spec, moment.wall), forecast_of(basis, memory, moment)
+    bounds, expected = _bounds(basis.spec, signals, moment), forecast_of(basis, memory, moment)
     found = autoscale(history, capacity, targets_of(basis), bounds, moment.steady, expected)
     return _remembered(basis, _clamped(found, basis), memory, moment)
 
@@ -129,7 +129,7 @@ def next_decision_s(
     """Returns in how many seconds time alone may change a decision: a schedule begins or ends, the idle timer runs out, the forecast moves.
     None if only an event can. Windows and policies end while measures come, and each measure is an event."""
     waits, spec = [], basis.spec
-    if signals is not None and signals.fresh and decision is not None and decision.replicas and _may_end(spec, moment):
+    if signals is not None and signals.fresh and decision is not None and decision.replicas and _may_end(spec, signals, moment):
         waits.append(history_of(signals, memory).quiet_since + idle_after_s(spec) - moment.steady)
     if spec.mode == "Auto":
         edge = next_edge(spec.schedules, moment.wall)
@@ -138,6 +138,11 @@ def next_decision_s(
     return max(_SOONEST_S, min(waits)) if waits else None
 
 
-def _may_end(spec: ScalingSpec, moment: Moment) -> bool:
+def _may_end(spec: ScalingSpec, signals: ServiceSignals, moment: Moment) -> bool:
     """Whether the last replica goes without requests."""
-    return spec.mode == "External" or bounds_of(spec, moment.wall).least == 0
+    return spec.mode == "External" or _bounds(spec, signals, moment).least == 0
+
+
+def _bounds(spec: ScalingSpec, signals: ServiceSignals | None, moment: Moment) -> Bounds:
+    bounds = bounds_of(spec, moment.wall)
+    return bounds if signals is None or signals.wakes else bounds.awake()

@@ -1,6 +1,7 @@
 """Gateways' frames become one view per service: what is counted once, what adds up, what silence means, and who is woken by what."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -235,6 +236,18 @@ def test_a_ready_pod_without_reports_is_missing_then_bad():
     assert harness.of().missing(["p1", "p2", "p3"]) == ("p2", "p3")
     harness.ticks(MISSING_S + 1, "g1")
     assert harness.of().missing(["p1", "p2"]) == ()
+    # Clients may reach a replica that the operator does not hear, and no gateway counts their requests.
+    assert replace(harness.of(), wakes=False).missing(["p1", "p2"]) == ("p2",)
+
+
+def test_who_begins_to_lead_without_gateways_has_heard_nobody_yet():
+    harness = Harness()
+    harness.now += 3_600.0
+    assert harness.signals.unheard(KEY) == float("inf")
+    harness.signals.begin()
+    assert harness.signals.unheard(KEY) == 0.0
+    harness.now += 20.0
+    assert harness.signals.unheard(KEY) == 20.0
 
 
 # Who is woken

@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import httpx
 import pytest
 from pagoda_contracts.launch import AdapterModule, AdaptersConfig
-from pagoda_contracts.names import GRPC_WATCH_STATE, HEADER_PREFIX_HASHES, ROLE_GATEWAY, STATE_FLOOR_MS
+from pagoda_contracts.names import GRPC_WATCH_STATE, HEADER_PREFIX_HASHES, ROLE_GATEWAY, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
 from pagoda_contracts.pb.daemon_pb2 import AdapterPhase, AdapterState, Phase, State, WatchStateRequest
 from pagoda_contracts.prefix import TEXT_CHUNK_BYTES, Scope, text_hashes, to_header
 from pagoda_daemon.api.grpc import watch
@@ -62,12 +63,12 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(front, bearer):
+async def watching(front, bearer, **wish):
     async with front.channel() as channel:
         call = channel.unary_stream(
             GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
         )
-        stream = call(WatchStateRequest(watcher="test"), metadata=(("authorization", bearer),))
+        stream = call(WatchStateRequest(watcher="test", **wish), metadata=(("authorization", bearer),))
         yield Watcher(stream)
         stream.cancel()
 
@@ -103,6 +104,17 @@ async def test_a_gateway_hears_which_texts_became_resident_and_which_were_evicte
             await ask(front, bearer, text_of(number))
         await watcher.until(lambda _: not watcher.known & set(hashes))
         assert watcher.frames[-1].blocks_cached > 0
+
+
+async def test_a_watcher_without_interest_in_texts_gets_fewer_frames_and_none_of_their_names(front, bearer):
+    text = text_of(0)
+    async with watching(front, bearer) as all_of_it, watching(front, bearer, interval_ms=10**9, no_prefixes=True) as watcher:
+        await ask(front, bearer, text, text_hashes(SCOPE, text))
+        await all_of_it.until(lambda _: all_of_it.known >= set(text_hashes(SCOPE, text)))
+        await watcher.until(lambda state: state.requests_ended == 1)
+        assert not any(state.prefix_reset or state.prefixes_resident for state in watcher.frames)
+    times = [state.sent_at_ms for state in watcher.frames]
+    assert min(later - earlier for earlier, later in pairwise(times)) >= STATE_HEARTBEAT_MS - 5
 
 
 async def test_texts_named_by_somebody_else_are_not_heard_of(tmp_path):
@@ -181,7 +193,7 @@ def test_a_gateway_sees_what_waits_for_its_grammar_or_adapter_as_waiting():
 
 
 def test_a_frame_is_what_the_replica_is():
-    replica = Replica(born=0.0, phase=Phase.PHASE_DRAINING, limits=Ready(64, 1024, 16, 40, 2), in_flight=3)
+    replica = Replica(born=0.0, phase=Phase.PHASE_DRAINING, limits=Ready(64, 1024, 16, 40, 2), in_flight=3, admitted=5)
     replica.stats = Stats(
         running=2, waiting=1, waiting_tokens=9, blocks_used=8, blocks_free=32, blocks_total=40, blocks_cached=5, prefill_tokens=70
     )
@@ -189,6 +201,7 @@ def test_a_frame_is_what_the_replica_is():
     replica.cost_us, replica.drain = (500.0, 7.0, 0.25), Drain(True, False, Until(5, 12_345), 6)
     state = frame(replica, Identity(("m",), "r1", "v1"), 4, 10.0, Pace(0.25, 80.0))
     assert (state.phase, state.in_flight, state.running, state.waiting, state.waiting_tokens) == (Phase.PHASE_DRAINING, 3, 2, 1, 9)
+    assert (state.requests_admitted, state.requests_ended) == (5, 2)
     assert state.prefill_tokens == 70
     assert (state.blocks_cached, state.engine_heartbeat_age_ms, state.step_age_ms, state.predicted_step_ms) == (5, 250, 100, 20)
     # 8 blocks of 16 tokens under two rows: 64 tokens to look back at, a quarter of a microsecond each.

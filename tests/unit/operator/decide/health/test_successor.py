@@ -53,6 +53,9 @@ def case(target=2, staying="ab", unhealthy="a", **changes):
         (case(staying="abc", extra=True, unhealthy="ac", mass="2 of 3"), 3, "The successor c is unhealthy as well"),
         (case(staying="abc", extra=True, mass="2 of 3"), 3, "2 of 3"),
         (case(staying="abc", extra=True, unhealthy=""), 2, ""),
+        # A leader of a moment ago has not heard yet who is unhealthy.
+        (case(staying="abc", extra=True, unhealthy="", unsure=True), 3, ""),
+        (case(unhealthy="", unsure=True), 2, ""),
         (case(staying="abc", extra=True, full=NO_ROOM), 2, "drains"),
         (case(target=1, staying="abc", extra=True), 1, "drains an unhealthy replica"),
     ],

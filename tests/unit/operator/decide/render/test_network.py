@@ -144,6 +144,13 @@ def test_services_of_one_namespace_cannot_reach_each_other():
     assert both.allows(GATEWAY, NEIGHBOUR, 8000)
 
 
+def test_clients_with_keys_reach_replicas_from_the_services_own_namespace_alone():
+    opened = Network([network_policy(OWNER, OURS, (), clients=True), inspection_policy(OWNER, ())], SPACES)
+    flows = [(STRANGER, 8000), (STRANGER, 9000), (PRETENDER, 8000), (OUTSIDE, 8000), (GATEWAY, 9000)]
+    assert [opened.allows(sender, REPLICA, port) for sender, port in flows] == [True, False, False, False, True]
+    assert not opened.allows(STRANGER, INSPECTOR, 8000)
+
+
 def test_without_metrics_readers_only_gateway_and_operator_have_access():
     alone = Callers(gateway=OURS.gateway, operator=OURS.operator)
     assert len(network_policy(OWNER, alone, ())["spec"]["ingress"]) == 1

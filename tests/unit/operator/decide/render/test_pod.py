@@ -14,6 +14,7 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render.children import Owner, core_service, identify
@@ -50,6 +51,30 @@ def test_config_has_slo_and_health():
     assert (config.health.progress_timeout, config.health.deep_probe_every) == ("5m", "30s")
     assert (config.slo.ttft, config.slo.itl) == ("800ms", "50ms")
     assert {"health", "slo"}.isdisjoint(daemon_config(inputs()))
+
+
+def test_a_replica_lets_in_the_clients_of_the_secret_that_the_service_names_and_gateways_all_the_same():
+    ours = Callers(gateway="pagoda/gateway", operator="pagoda/operator", clients=True)
+    named = inputs(clientKeys={"name": "llama-keys"})._replace(callers=ours)
+    auth, pod = DaemonConfig.model_validate(daemon_config(named)).auth, pod_template(named)["spec"]
+    assert (auth.keys_file, set(auth.tokens.subjects.values())) == ("/etc/pagoda-client-keys/keys", {"gateway", "operator"})
+    only = {"secretName": "llama-keys", "items": [{"key": "keys", "path": "keys"}]}
+    assert {"name": "client-keys", "secret": only} in pod["volumes"]
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "client-keys"]
+    assert (mount["mountPath"], mount["readOnly"]) == ("/etc/pagoda-client-keys", True)
+
+
+@pytest.mark.parametrize(
+    ("callers", "said"),
+    [
+        (None, "without a gateway"),
+        (Callers(gateway="pagoda/gateway", operator="pagoda/operator"), "without a gateway"),
+        (Callers(gateway="pagoda/gateway", operator="pagoda/operator", clients=True, tokens=False), "auth.enabled: true"),
+    ],
+)
+def test_client_keys_are_refused_where_gateways_count_requests_or_the_operator_would_be_shut_out(callers, said):
+    with pytest.raises(SpecProblem, match=said):
+        daemon_config(inputs(clientKeys={"name": "llama-keys"})._replace(callers=callers))
 
 
 def test_absent_limits_stay_absent_for_the_daemon_to_resolve():

@@ -41,6 +41,8 @@ def test_each_field_that_a_replica_runs_makes_a_new_revision():
         {"drain": {"timeout": "31s"}},
         {"health": {"progressTimeout": "10m"}},
         {"slo": {"ttft": "800ms"}},
+        {"clientKeys": {"name": "keys"}},
+        {"clientKeys": {"name": "others"}},
         {"profileRef": {"name": "h100"}},
         {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
         {"accelerators": [{"cpu": {"cores": "500m", "memory": "1Gi"}}]},

@@ -255,12 +255,12 @@ def test_waiting_times_are_right_if_the_clock_is_set(jump):
 WORDS = {
     "no gateway": (math.inf, None, ""),
     "no report for a minute": (61.0, None, ""),
-    "a report without it": (59.0, None, "no gateway has reported it yet"),
+    "a report without it": (59.0, None, "its state is not known yet"),
     "it answers": (0.0, EndpointSignal(Seen.FRESH), ""),
     "one hiccup": (0.0, EndpointSignal(Seen.SUSPECT), ""),
-    "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "no gateway can use it: overdue"),
+    "its step is overdue": (0.0, EndpointSignal(Seen.DEAD, reason="overdue"), "it does not answer as it should: overdue"),
     "one of two gateways has not admitted it": (0.0, EndpointSignal(Seen.FRESH, lacking=True), "not every gateway has admitted it yet"),
-    "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "no gateway can use it: unheard"),
+    "never heard": (0.0, EndpointSignal(Seen.UNHEARD), "it does not answer as it should: unheard"),
     "a wrong deep check": (0.0, EndpointSignal(Seen.FRESH, deep_failed=True), "the answer to its deep check is wrong or late"),
 }
 

@@ -231,7 +231,7 @@ def test_a_ready_new_revision_that_does_not_answer_replaces_no_replica(strategy,
     (service,) = harness.api.of(SERVICES)
     ready = next(line for line in service["status"]["conditions"] if line["type"] == "Ready")
     assert (harness.serving(), service["status"]["rollout"]["phase"]) == (left, "Progressing")
-    assert "is Ready, and no gateway can use it: stuck" in ready["message"]
+    assert "is Ready, and it does not answer as it should: stuck" in ready["message"]
     harness.speaks.add("mute")
     harness.quiet_down(12)
     assert list(harness.models().values()) == ["mute"]

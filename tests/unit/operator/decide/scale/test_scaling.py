@@ -13,7 +13,7 @@ from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_operator.api.signals import BIN_S, Decision, EndpointSignal, Measure, Recommendation, Seen, ServiceSignals
 from pagoda_operator.decide.scale.inputs import Basis, Memory, Moment
 from pagoda_operator.decide.scale.learned import BINS, DAY_S, Learned
-from pagoda_operator.decide.scale.scaling import decide
+from pagoda_operator.decide.scale.scaling import decide, next_decision_s
 from support.suite.profiles import examples
 
 HOLD_S = 8.0
@@ -101,6 +101,15 @@ def test_auto_begins_at_spec_replicas_and_stays_without_gateways() -> None:
 
 
 # Zero and one
+
+
+def test_without_a_gateway_the_last_replica_stays_since_no_request_would_start_one() -> None:
+    sleepy, quiet = auto(min=0, idleAfter="20m"), replace(reported(0.0, seconds=2000.0), wakes=False)
+    found = decided(based(sleepy, 1), quiet)
+    assert (found.replicas, "The least without a gateway is 1." in found.reason) == (1, True)
+    assert decided(based(sleepy, 0), quiet).replicas == 1
+    assert next_decision_s(based(sleepy, 1), quiet, remembered(1), found, NOW) is None, "time alone changes nothing"
+    assert decided(based(auto(min=0, max=0), 0), quiet).replicas == 0
 
 
 def test_only_idleness_scales_to_zero() -> None:
