@@ -16,6 +16,9 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_SERVICE_UID: Final = f"{GROUP}/service-uid"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
+# By which install an InferenceService, a LoraAdapter or a TenantQuota is acted on, and on the children of such a service: absent for an
+# install without a class.
+LABEL_CLASS: Final = f"{GROUP}/class"
 LABEL_TENANT_QUOTA_UID: Final = f"{GROUP}/tenant-quota-uid"  # on a ResourceQuota that backs one
 # On a Secret that holds API keys of the gateway's clients ("true"), and the tenant to which they belong.
 LABEL_API_KEYS: Final = f"{GROUP}/api-keys"
@@ -245,3 +248,8 @@ QUOTA_BY_CLASS: Final = ".deviceclass.resource.k8s.io/devices"  # after a Device
 LABEL_KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 LABEL_ENGINE_TYPE: Final = "llm-d.ai/engine-type"
 ENGINE_TYPE: Final = "vllm"  # whose metric names ours are
+
+
+def of_class(service_class: str, *terms: str) -> str:
+    """Returns a label selector: the terms, and only what is of this class. An empty class selects what has none."""
+    return ",".join((*terms, f"{LABEL_CLASS}={service_class}" if service_class else f"!{LABEL_CLASS}"))

@@ -36,7 +36,8 @@ LOOK_EVERY_S: Final = 10.0
 READ_EVERY_S: Final = 60.0
 # A copy that is written while the keys rotate is written again with the new ones: `refresh` may have listed before it existed.
 _TRIES: Final = 2
-SELECTOR: Final = f"{LABEL_COMPONENT}={COMPONENT_JWKS}"
+# Another program's ConfigMaps may have such a component, too.
+SELECTOR: Final = f"{LABEL_NAME}=pagoda,{LABEL_COMPONENT}={COMPONENT_JWKS}"
 
 
 def text_of(jwks: Json) -> str:

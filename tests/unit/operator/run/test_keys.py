@@ -11,6 +11,7 @@ from pagoda_contracts.names import (
     JWKS_DIR,
     JWKS_KEY,
     LABEL_COMPONENT,
+    LABEL_NAME,
     ROLE_GATEWAY,
     ROLE_OPERATOR,
     SUBJECTS_KEY,
@@ -181,9 +182,11 @@ def test_every_copy_follows_a_rotation_and_keeps_its_owners(api):
     assert len(api.journal) == 6
 
 
-def test_of_the_charts_copy_only_the_data_is_written(api):
-    meta = {"name": "pagoda-gateway-jwks", "namespace": "pagoda", "labels": {LABEL_COMPONENT: "jwks", "app": "helm"}}
-    api.put(CONFIG_MAPS, {"metadata": meta})
+def test_of_the_charts_copy_only_the_data_is_written_and_nothing_of_another_program_s(api):
+    labels = {LABEL_NAME: "pagoda", LABEL_COMPONENT: "jwks", "app": "helm"}
+    api.put(CONFIG_MAPS, {"metadata": {"name": "pagoda-gateway-jwks", "namespace": "pagoda", "labels": labels}})
+    theirs = {"name": "their-keys", "namespace": "ns", "labels": labels | {LABEL_NAME: "other"}}
+    api.put(CONFIG_MAPS, {"metadata": theirs})
     keys = TokenKeys(api)
     for _ in range(2):
         asyncio.run(keys.refresh())
