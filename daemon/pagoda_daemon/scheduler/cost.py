@@ -151,8 +151,8 @@ BOUNDS: Final[tuple[Bound, ...]] = get_args(Bound)
 
 
 class StepBudget(NamedTuple):
-    """Tokens of a step, its decodes among them, and what bounds them: the configured budget (`full`), the same because no request decodes
-    (`alone`) or because too few steps were seen (`unlearned`), the time, or the least progress of prompts."""
+    """Tokens of a step, its decodes among them, and what bounds them: the configured budget (`full`), the same because nobody waits for a
+    decode (`alone`) or because too few steps were seen (`unlearned`), the time, or the least progress of prompts."""
 
     tokens: int
     bound: Bound

@@ -15,13 +15,16 @@ import numpy as np
 
 from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.scheduler.cost import StepBudget, Within, Work, step_budget
+from pagoda_daemon.scheduler.request import FIRST_BATCH
 from pagoda_daemon.scheduler.state import State
 
 
 def sized(state: State, decodes: Ints, depth: int) -> StepBudget:
-    """Of a step in which the rows `decodes` get a token, and prompts go on that are computed up to `depth`."""
-    limits = state.limits
-    beside = Work.decodes(decodes.size, int(state.rows.fed[decodes].sum()))
+    """Of a step in which the rows `decodes` get a token, and prompts go on that are computed up to `depth`. Nobody reads along what the
+    tier batch gets: it alone makes no step smaller."""
+    limits, rows = state.limits, state.rows
+    read_along = bool((rows.rank[decodes] < FIRST_BATCH).any())
+    beside = Work.decodes(decodes.size, int(rows.fed[decodes].sum())) if read_along else Work(0)
     return step_budget(state.step_cost, beside, depth, Within(limits.token_budget, limits.worker.block_size, limits.itl_ms))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +120,20 @@ def test_a_short_prompt_passes_a_long_one_however_small_the_steps_are(itl_ms: fl
     assert long.first_ms is not None
     assert short.first_ms is not None
     assert short.first_ms - short.job.arrival_ms < 0.25 * (long.first_ms - long.job.arrival_ms)
+
+
+@pytest.mark.parametrize(("tier", "bounds"), [("interactive", {"time"}), ("batch", {"alone"})])
+def test_batch_requests_alone_make_no_step_smaller(tier: Literal["interactive", "batch"], bounds: set[str]) -> None:
+    jobs = [Job(0.0, 20, 200, tier=tier), Job(1500.0, 2000, 2)]
+    seen: list[tuple[int, StepBudget | None]] = []
+    limits = Limits.of(WORKER, 16, MOST, itl_ms=60.0)
+
+    def watch(state: State, step: StepPlan) -> None:
+        seen.append((step.tokens, state.in_flight[-1].budget))
+
+    Simulation(jobs, VirtualWorker(WORKER, milliseconds), limits, watch=watch).run()
+    assert {budget.bound for tokens, budget in seen[1:] if budget is not None} == bounds
+    assert (max(tokens for tokens, _ in seen) > 60) is (tier == "batch")
 
 
 def test_what_bounded_steps_with_prompts_is_counted() -> None:
