@@ -190,7 +190,7 @@ STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
 PROMPT_STEPS: Final = _counter(
     "pagoda_daemon_prompt_steps",
     "Steps that computed prompts, by what bounded their size: full (tokenBudget), alone (full, as no interactive request decoded), "
-    "unlearned (full, as the cost of a step is not known yet), time (to end in time for requests that decode), least (a block, though late)",
+    "unlearned (full, as the cost of a step is not known yet), time (to end in time for requests that decode), least (a block, late)",
     "bound",
 )
 LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of the model is loaded, 0..1")

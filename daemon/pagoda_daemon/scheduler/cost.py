@@ -1,10 +1,12 @@
 """StepCost: how long a step will probably last, learned online. Fed by `commit` with the injected clock; read by admission and heartbeat.
 step_budget: how many tokens a step may have to end in time, by what was learned. Read by `plan` and `forecast`.
 
-Milliseconds are modelled as a sum over the parts of `Work` plus a constant. A weighted least-squares fit whose sums forget: each step
-multiplies the past by 0.998 and counts by the square of its relative, not its absolute error, so that 2 ms decodes and 500 ms chunks are
-fitted alike. A step of more than three times its prediction enters as three times, so one pause of the machine moves nothing much; at the
-third surprise in a row the past is all but forgotten, so a device that became slow counts.
+Milliseconds are modelled as a constant, and a part for each token of a prompt, each token sampled, each token looked back at, and each
+further pair of a prompt's token and one that it looks at. A weighted least-squares fit whose sums forget: each step multiplies the past by
+0.998 and counts by the square of its relative, not its absolute error, so that 2 ms decodes and 500 ms chunks are fitted alike. What the
+steps of late say nothing about stays as it was: after an hour of decodes alone the cost of a prompt is still known. A step of more than
+three times its prediction enters as three times, so one pause of the machine moves nothing much; at the third surprise in a row the past
+is all but forgotten, so a device that became slow counts.
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ _FORGET = 0.998
 _DISBELIEVED = 1e-3
 _SURPRISE = 3.0
 _CHANGED = 3
-# Units that bring the parts to like sizes, so that the small ridge shrinks none of them more than another. Where steps only decode, pairs
-# are the context: by its larger unit the context is taken for the cause.
-_UNITS: Final = np.array([1.0, 64.0, 16384.0, 64.0, 2.0**20])
+# Units that bring the parts to like sizes, so that the small ridge holds none of them more than another.
+_UNITS: Final = np.array([1.0, 64.0, 64.0, 16384.0, 2.0**20])
 _RIDGE = 1e-7
 _LEAST_MS = 0.01
 _TRUST = 8
@@ -51,6 +52,11 @@ class Work(NamedTuple):
         pairs = tokens * depth + tokens * (tokens + 1) // 2
         return Work(self.tokens + tokens, self.context + depth + tokens, self.sampled, self.pairs + pairs)
 
+    def parts(self) -> tuple[float, float, float, float, float]:
+        """What the model counts. Decodes and prompts have none in common but the constant and the context: where memory is the limit, rows
+        that decode cost nothing, which must not be taken for the cost of a prompt's tokens."""
+        return 1.0, self.tokens - self.sampled, self.sampled, self.context, max(0, self.pairs - self.context)
+
 
 class StepCost:
     """Sums of the fit, and the largest step seen: beyond it a prediction is at least proportional. `depth`: how far back a token of a
@@ -61,7 +67,8 @@ class StepCost:
         self._moment = np.zeros(_UNITS.size)
         self._steps = 0
         self._surprises, self._sure_from = 0, _TRUST
-        self._weights: list[float] | None = None
+        self._known, self._weights = np.zeros(_UNITS.size), [0.0] * _UNITS.size
+        self._to_solve = False
         self._largest = (0, 0.0)
         self.depth = 0.0
 
@@ -77,26 +84,27 @@ class StepCost:
             surprising = not expected / _SURPRISE <= took <= expected * _SURPRISE
             self._surprises = self._surprises + 1 if surprising else 0
             if self._surprises == _CHANGED:
-                self._begin_anew()
+                self._begin_anew(took / expected)
             else:
                 took = min(took, _SURPRISE * expected)
         self._steps += 1
         self._add(work, took, 1.0 / (expected * expected))
         # Solved for again when wanted; every step while few are known or they surprise, as the next surprise is found by it.
         if self._steps < self._sure_from or self._surprises or self._steps % _SOLVE_EVERY == 0:
-            self._weights = None
+            self._to_solve = True
         if work.tokens >= self._largest[0]:
             self._largest = (work.tokens, took)
         if work.tokens > work.sampled:
             self.depth += _HABIT * (max(0, work.pairs - work.context) / (work.tokens - work.sampled) - self.depth)
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, slower: float) -> None:
         self._gram *= _DISBELIEVED
         self._moment *= _DISBELIEVED
+        self._known *= slower
         self._surprises, self._sure_from, self._largest = 0, self._steps + _TRUST, (0, 0.0)
 
     def _add(self, work: Work, took: float, weight: float) -> None:
-        parts = np.array((1.0, *work)) / _UNITS
+        parts = np.array(work.parts()) / _UNITS
         weighted = parts * weight
         self._gram *= _FORGET
         self._gram += parts[:, None] * weighted
@@ -108,8 +116,8 @@ class StepCost:
         zeros while nothing was observed."""
         if not self._steps:
             return 0.0, 0.0, 0.0, 0.0
-        base, token, context, sampled, pair = (1000.0 * part for part in self._solved())
-        return base, token + pair * self.depth, context + pair, sampled
+        base, prompt, sampled, context, pair = (1000.0 * part for part in self._solved())
+        return base, prompt + pair * self.depth, context, sampled
 
     def milliseconds(self, work: Work) -> float:
         """Predicted; 0 while nothing was observed."""
@@ -124,22 +132,24 @@ class StepCost:
         return max(1, round(self.milliseconds(work))) if self._steps else 0
 
     def _milliseconds(self, work: Work) -> float:
-        base, token, context, sampled, pair = self._solved()
-        return base + token * work.tokens + context * work.context + sampled * work.sampled + pair * work.pairs
+        return sum(weight * part for weight, part in zip(self._solved(), work.parts(), strict=True))
 
     def _solved(self) -> list[float]:
-        if self._weights is None:
-            self._weights = (_solve(self._gram, self._moment) / _UNITS).tolist()
+        if self._to_solve:
+            self._known = _solve(self._gram, self._moment, self._known)
+            self._weights, self._to_solve = (self._known / _UNITS).tolist(), False
         return self._weights
 
 
-def _solve(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The fit without negative parts: no step gets faster by doing more. A part that comes out negative is left out."""
-    full = gram + np.eye(moment.size) * _RIDGE * gram[0, 0]
-    keep, found = np.ones(moment.size, np.bool_), np.zeros(moment.size)
+def _solve(gram: NDArray[np.float64], moment: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The fit without negative parts: no step gets faster by doing more. A part that comes out negative is left out. Of what the sums say
+    nothing about, what was `known` holds."""
+    ridge = _RIDGE * gram[0, 0]
+    full, right = gram + np.eye(known.size) * ridge, moment + ridge * known
+    keep, found = np.ones(known.size, np.bool_), np.zeros(known.size)
     while keep.any():
         found[:] = 0.0
-        found[keep] = np.linalg.solve(full[np.ix_(keep, keep)], moment[keep])
+        found[keep] = np.linalg.solve(full[np.ix_(keep, keep)], right[keep])
         if (found >= 0).all():
             break
         keep &= found > 0

@@ -98,6 +98,16 @@ def test_what_prompts_look_back_at_is_told_from_what_decodes_do() -> None:
     assert BLOCK < behind < shallow < MOST
 
 
+def test_the_cost_of_prompts_is_not_forgotten_while_steps_only_decode() -> None:
+    """On a device whose memory is the limit, rows that decode cost nothing: that is no reason to take prompts for free."""
+    cost = learned(base=50.0, token=0.3, sampled=0.0)
+    for at in range(20_000):
+        cost.observe(Work.decodes(1 + at // 100 % 16, 4000 + at % 900), 50.0 + at % 3)
+    beside = Work.decodes(8, 4000)
+    assert cost.milliseconds(beside) == pytest.approx(51.0, abs=1.0)
+    assert cost.milliseconds(beside.with_prompt(400, 0)) == pytest.approx(51.0 + 120.0, rel=0.1)
+
+
 def beside_a_long_prompt(itl_ms: float | None) -> Simulation:
     """Four streams; a prompt of 4,000 tokens comes when they decode, and a short one soon after it."""
     jobs = [Job(0.0, 20, 200) for _ in range(4)] + [Job(1500.0, 4000, 2), Job(1900.0, 60, 2)]
@@ -150,12 +160,12 @@ def test_the_first_token_is_foretold_by_steps_of_the_size_that_they_will_have() 
     waits = []
     for itl_ms in (60.0, math.inf):
         state = State(Limits.of(WORKER, 16, MOST, itl_ms=itl_ms))
-        state.step_cost = learned()
         submit(state, Submit("a", (1,) * 20, Sampling(50)), Arrival(0.0, 0))
         for now in (0.0, 1.0):
             step = plan(state, now)
             assert step is not None
             commit(state, VirtualWorker(WORKER, milliseconds).compute(step), now + 1.0)
+        state.step_cost = learned()
         waits.append(first_token_ms(state, 0, 0, 1000))
     sized, full = waits
     # 1,000 tokens at 1.2 ms, and each step pays for its own beginning and for the token of the one who decodes.
