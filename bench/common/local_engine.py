@@ -14,6 +14,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -78,11 +79,13 @@ class Ours:
         stamp, message = self._until(StepOutput)
         return stamp, message.outputs
 
-    def end(self, name: str) -> None:
-        """Abort a request, and drop what is heard until it has ended."""
-        self._wire.put(Abort(name))
-        while all(output.request_id != name or output.finish_reason is None for output in self.hear()[1]):
-            pass
+    def end(self, names: Collection[str]) -> None:
+        """Abort requests, and drop what is heard until all of them have ended."""
+        for name in names:
+            self._wire.put(Abort(name))
+        left = set(names)
+        while left:
+            left -= {output.request_id for output in self.hear()[1] if output.finish_reason is not None}
 
     @property
     def weight_bytes(self) -> int:

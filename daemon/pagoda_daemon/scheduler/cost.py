@@ -23,11 +23,13 @@ _SURPRISE = 3.0
 _CHANGED = 3
 # Units that bring the parts to like sizes, so that the small ridge holds none of them more than another.
 _UNITS: Final = np.array([1.0, 64.0, 64.0, 16384.0, 2.0**20])
+_UNITS_AND_TIME: Final = np.append(_UNITS, 1.0)
 _RIDGE = 1e-7
 _LEAST_MS = 0.01
 _TRUST = 8
 _SOLVE_EVERY = 32
 _HABIT = 0.1
+_EXACT, _MOST_MARGIN = 0.01, 1.5
 
 # Without an objective a step may last so many times what its decodes alone would, and at least so long: nobody reads faster.
 _DECODES, _UNNOTICED_MS = 4.0, 50.0
@@ -60,17 +62,17 @@ class Work(NamedTuple):
 
 class StepCost:
     """Sums of the fit, and the largest step seen: beyond it a prediction is at least proportional. `depth`: how far back a token of a
-    prompt looked lately, in the mean."""
+    prompt looked lately, in the mean. `margin`: of 20 steps with prompts and decodes, one takes more than so many times its prediction."""
 
     def __init__(self) -> None:
-        self._gram = np.zeros((_UNITS.size, _UNITS.size))
-        self._moment = np.zeros(_UNITS.size)
+        self._sums = np.zeros((_UNITS.size, _UNITS.size + 1))  # of the parts' products with each other, and with the time
         self._steps = 0
         self._surprises, self._sure_from = 0, _TRUST
         self._known, self._weights = np.zeros(_UNITS.size), [0.0] * _UNITS.size
         self._to_solve = False
         self._largest = (0, 0.0)
         self.depth = 0.0
+        self.margin = 1.0
 
     @property
     def known(self) -> bool:
@@ -94,22 +96,25 @@ class StepCost:
             self._to_solve = True
         if work.tokens >= self._largest[0]:
             self._largest = (work.tokens, took)
+        if work.tokens > work.sampled > 0 and self._steps > _TRUST:
+            self._widen(took / expected)
         if work.tokens > work.sampled:
             self.depth += _HABIT * (max(0, work.pairs - work.context) / (work.tokens - work.sampled) - self.depth)
 
+    def _widen(self, ratio: float) -> None:
+        """No device is linear, and none takes the same time twice."""
+        late = ratio > self.margin + _EXACT
+        self.margin = min(max(self.margin + _HABIT * (0.95 if late else -0.05), 1.0), _MOST_MARGIN)
+
     def _begin_anew(self, slower: float) -> None:
-        self._gram *= _DISBELIEVED
-        self._moment *= _DISBELIEVED
+        self._sums *= _DISBELIEVED
         self._known *= slower
         self._surprises, self._sure_from, self._largest = 0, self._steps + _TRUST, (0, 0.0)
 
     def _add(self, work: Work, took: float, weight: float) -> None:
-        parts = np.array(work.parts()) / _UNITS
-        weighted = parts * weight
-        self._gram *= _FORGET
-        self._gram += parts[:, None] * weighted
-        self._moment *= _FORGET
-        self._moment += took * weighted
+        row = np.array((*work.parts(), took)) / _UNITS_AND_TIME
+        self._sums *= _FORGET
+        self._sums += row[:-1, None] * (weight * row)
 
     def parts_us(self) -> tuple[float, float, float, float]:
         """Microseconds per step, per token of a prompt as deep as they were lately, per token looked back at, and per token sampled;
@@ -136,7 +141,7 @@ class StepCost:
 
     def _solved(self) -> list[float]:
         if self._to_solve:
-            self._known = _solve(self._gram, self._moment, self._known)
+            self._known = _solve(self._sums[:, :-1], self._sums[:, -1], self._known)
             self._weights, self._to_solve = (self._known / _UNITS).tolist(), False
         return self._weights
 
@@ -186,7 +191,7 @@ def step_budget(cost: StepCost, decodes: Work, depth: int, within: Within) -> St
     if not cost.known:
         return StepBudget(within.most, "unlearned")
     itl_ms = max(_DECODES * cost.milliseconds(decodes), _UNNOTICED_MS) if within.itl_ms is None else within.itl_ms
-    fit = bisect_right(range(1, most + 1), itl_ms, key=lambda tokens: cost.milliseconds(decodes.with_prompt(tokens, depth)))
+    fit = bisect_right(range(1, most + 1), itl_ms / cost.margin, key=lambda tokens: cost.milliseconds(decodes.with_prompt(tokens, depth)))
     if fit >= most:
         return StepBudget(within.most, "full")
     if fit >= within.least:

@@ -98,11 +98,12 @@ def test_what_prompts_look_back_at_is_told_from_what_decodes_do() -> None:
     assert BLOCK < behind < shallow < MOST
 
 
-def test_the_cost_of_prompts_is_not_forgotten_while_steps_only_decode() -> None:
+def test_the_cost_of_prompts_is_not_forgotten_while_steps_only_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device whose memory is the limit, rows that decode cost nothing: that is no reason to take prompts for free."""
     cost = learned(base=50.0, token=0.3, sampled=0.0)
-    for at in range(20_000):
-        cost.observe(Work.decodes(1 + at // 100 % 16, 4000 + at % 900), 50.0 + at % 3)
+    monkeypatch.setattr("pagoda_daemon.scheduler.cost._FORGET", 0.9)  # an hour in 400 steps
+    for at in range(400):
+        cost.observe(Work.decodes(1 + at % 16, 4000 + at * 7 % 900), 50.0 + at % 3)
     beside = Work.decodes(8, 4000)
     assert cost.milliseconds(beside) == pytest.approx(51.0, abs=1.0)
     assert cost.milliseconds(beside.with_prompt(400, 0)) == pytest.approx(51.0 + 120.0, rel=0.1)
@@ -134,7 +135,7 @@ def test_a_short_prompt_passes_a_long_one_however_small_the_steps_are(itl_ms: fl
 
 @pytest.mark.parametrize(("tier", "bounds"), [("interactive", {"time"}), ("batch", {"alone"})])
 def test_batch_requests_alone_make_no_step_smaller(tier: Literal["interactive", "batch"], bounds: set[str]) -> None:
-    jobs = [Job(0.0, 20, 200, tier=tier), Job(1500.0, 2000, 2)]
+    jobs = [Job(0.0, 20, 300, tier=tier), Job(1500.0, 2000, 2)]
     seen: list[tuple[int, StepBudget | None]] = []
     limits = Limits.of(WORKER, 16, MOST, itl_ms=60.0)
 

@@ -146,8 +146,8 @@ def test_the_command_sizes_steps_by_the_objective_unless_told_otherwise(
     for more in ([], ["--fixed-budget"]):
         main([str(trace), "--device", "cpu", "--model", str(config), "--itl-ms", "200", "--ttft-ms", "1e6", "--json", *more])
         found = json.loads(capsys.readouterr().out)
-        worst.append((found["itl_ms"]["p99"] < 200, found["good_requests"]))
-    assert worst == [(True, 3), (False, 1)]
+        worst.append(found["itl_ms"]["p99"])
+    assert worst[0] < 1.2 * 200 < 2 * 200 < worst[1]
 
 
 @pytest.mark.parametrize(
