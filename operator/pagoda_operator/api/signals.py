@@ -126,6 +126,10 @@ class ServiceSignals:
     endpoints: Mapping[str, EndpointSignal] = field(default_factory=dict)
     revisions: Mapping[str, RevisionSignal] = field(default_factory=dict)
 
+    def warm_s(self, pod: str) -> float:
+        """Returns what a replica's start took after the load; 0.0 if it did not report that."""
+        return self.endpoints[pod].warm_s if pod in self.endpoints else 0.0
+
     def missing(self, ready: Iterable[str]) -> tuple[str, ...]:
         """Returns the Ready pods that should report and do not, except those that have been silent for a minute. Those too without
         gateways: clients may reach a replica that the operator does not, and gateways would count their requests."""

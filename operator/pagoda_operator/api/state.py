@@ -282,9 +282,8 @@ class Observed:
         return (rollout.since,) if rollout is not None and rollout.since else ()
 
     def start_of(self, pod: Pod) -> Phases | None:
-        """How long a replica's start took. What it did after the load is known if a gateway has reported it."""
-        heard = self.signals.endpoints.get(pod.name) if self.signals is not None else None
-        return pod.start(heard.warm_s if heard is not None else 0.0)
+        """How long a replica's start took."""
+        return pod.start(self.signals.warm_s(pod.name) if self.signals is not None else 0.0)
 
     def of(self, resource: Resource) -> tuple[Child, ...]:
         """The service's own children of a kind."""
