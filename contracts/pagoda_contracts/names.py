@@ -16,6 +16,9 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_SERVICE_UID: Final = f"{GROUP}/service-uid"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
+# By which install an InferenceService, a LoraAdapter or a TenantQuota is acted on, and on the children of such a service: absent for an
+# install without a class.
+LABEL_CLASS: Final = f"{GROUP}/class"
 LABEL_TENANT_QUOTA_UID: Final = f"{GROUP}/tenant-quota-uid"  # on a ResourceQuota that backs one
 # On a Secret that holds API keys of the gateway's clients ("true"), and the tenant to which they belong.
 LABEL_API_KEYS: Final = f"{GROUP}/api-keys"
@@ -188,8 +191,6 @@ ROLE_ADMIN: Final = "admin"  # loads and unloads adapters of a stand-alone daemo
 JWKS_CONFIG_MAP: Final = "pagoda-jwks"
 COMPONENT_JWKS: Final = "jwks"
 JWKS_KEY: Final = "jwks.json"
-# Beside them, the accounts of the installation that runs now: another one may have made the replicas.
-SUBJECTS_KEY: Final = "subjects.json"
 JWKS_DIR: Final = "/etc/pagoda-jwks"
 # The digests of clients' keys (spec.clientKeys): the Secret's entry, and where a replica has it.
 CLIENT_KEYS_KEY: Final = "keys"
@@ -245,3 +246,14 @@ QUOTA_BY_CLASS: Final = ".deviceclass.resource.k8s.io/devices"  # after a Device
 LABEL_KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 LABEL_ENGINE_TYPE: Final = "llm-d.ai/engine-type"
 ENGINE_TYPE: Final = "vllm"  # whose metric names ours are
+
+
+def of_class(service_class: str, *terms: str) -> str:
+    """Returns a label selector: the terms, and only what is of this class. An empty class selects what has none."""
+    return ",".join((*terms, f"{LABEL_CLASS}={service_class}" if service_class else f"!{LABEL_CLASS}"))
+
+
+def subjects_key(service_class: str = "") -> str:
+    """Returns the file beside the token keys with the accounts of the installation that runs now, because another one may have made the
+    replicas. Each class has its own: two installations write side by side."""
+    return f"subjects.{service_class}.json" if service_class else "subjects.json"

@@ -76,6 +76,14 @@ NAME_TAKEN: Final = Reason(
     person_only=True,
     kind=LORA_ADAPTER,
 )
+NAME_RESERVED: Final = Reason(
+    "NameReserved",
+    STALLED,
+    "The administrator reserved this name for other namespaces than that of the adapter or of its service. The message names them.",
+    "Make an adapter with another spec.modelName, or ask the administrator to add the namespace to reservedNames of the installation.",
+    person_only=True,
+    kind=LORA_ADAPTER,
+)
 TOO_MANY: Final = Reason(
     "TooManyAdapters",
     STALLED,

@@ -176,6 +176,13 @@ NAME_CONFLICT: Final = Reason(
     "Change spec.model.servedNames or the name of this service. If the name becomes free, the operator goes on by itself.",
     person_only=True,
 )
+NAME_RESERVED: Final = Reason(
+    "NameReserved",
+    STALLED,
+    "The administrator reserved a served name of this service for other namespaces. The message names them.",
+    "Change spec.model.servedNames, or ask the administrator to add this namespace to reservedNames of the installation.",
+    person_only=True,
+)
 OBJECT_EXISTS: Final = Reason(
     "ObjectExists",
     STALLED,

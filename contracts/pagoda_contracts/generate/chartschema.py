@@ -51,6 +51,9 @@ _TARGETS: Final[Schema] = {
 # namespace/name; addresses with a length, which the operator checks to the bit.
 _ACCOUNTS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*$"}}
 _NAMESPACES: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}}
+# By pattern of served names, in which `*` stands for any characters.
+_RESERVED: Final[Schema] = {"^[A-Za-z0-9*][A-Za-z0-9._:/*-]{0,127}$": _NAMESPACES}
+_CLASS: Final[Schema] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"}
 _NETWORKS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-fA-F:.]+/[0-9]{1,3}$"}}
 
 
@@ -68,7 +71,16 @@ def schema() -> Schema:
         {
             "global": {"type": "object", "properties": {"imageRegistry": _REGISTRY, "imagePullSecrets": pull}},
             "crds": _closed({"install": _BOOLEAN, "keep": _BOOLEAN}),
-            "operator": _closed(_workload() | {"flowSchema": _BOOLEAN, "namespaces": _NAMESPACES}),
+            "operator": _closed(
+                _workload()
+                | {
+                    "flowSchema": _BOOLEAN,
+                    "namespaces": _NAMESPACES,
+                    "class": _CLASS,
+                    "admissionPolicy": _closed({"enabled": {"enum": ["auto", True, False]}}),
+                }
+            ),
+            "reservedNames": {"type": "object", "additionalProperties": False, "patternProperties": _RESERVED},
             "gateway": _closed(
                 _workload()
                 | {

@@ -194,7 +194,7 @@ def _tracing(settings: Settings, stack: AsyncExitStack) -> Tracing | None:
 
 
 def _counters(settings: Settings) -> Counters:
-    cache, queue = EndpointCache(), HoldQueue(settings.hold_limit)
+    cache, queue = EndpointCache(settings.reserved_names), HoldQueue(settings.hold_limit)
     return Counters(cache, queue, Metrics(cache, queue, _clock_ms), Tally(_clock_ms()), Budget(settings.body_budget), _clock_ms)
 
 
@@ -264,7 +264,8 @@ async def _discover(parts: Parts, settings: Settings) -> None:
     from pagoda_gateway.watch.cluster import watch  # 60 MB of client that a static file does not need
 
     keys = (settings.keys_namespace, parts.ring) if settings.keys_namespace is not None else None
-    await watch(parts.cache, settings.kubeconfig, keys, parts.registry if settings.quotas is None else None)
+    quotas = parts.registry if settings.quotas is None else None
+    await watch(parts.cache, settings.kubeconfig, keys, quotas, settings.service_class or "")
 
 
 async def _beat(health: Health) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pagoda_contracts.name_owners import Reserved, read_reserved
 from pagoda_contracts.names import PORT_DEMAND, PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
 from pagoda_contracts.units import parse_duration, parse_quantity
 
@@ -41,6 +42,8 @@ class Settings:
     token_keys: Path | None
     operator: str | None
     account: str | None
+    reserved_names: Reserved
+    service_class: str | None
     peers: str | None
     keda: bool
     identity: str
@@ -141,6 +144,8 @@ OPTIONS: Final = (
     Option("token_keys", Path, None, "the cluster's public keys (a JWKS file) to verify callers' tokens"),
     Option("operator", _account, None, "the operator's ServiceAccount (namespace/name), which may watch the demand"),
     Option("account", _account, None, "the gateways' own ServiceAccount (namespace/name), which may watch the demand too"),
+    Option("reserved_names", read_reserved, "{}", 'served names that only some namespaces may have, as JSON: {"prod-*": ["team-a"]}'),
+    Option("service_class", str, None, "serve InferenceServices, and obey TenantQuotas, of this class; without it, those that have none"),
     Option("peers", _address, None, "host:port at which all gateways serve gRPC: a name with one address per gateway"),
     Option("keda", _bool, "false", "answer KEDA as an external scaler on the gRPC port, without authentication"),
     Option("identity", str, None, "this gateway's name in replicas' logs; without it the host name"),

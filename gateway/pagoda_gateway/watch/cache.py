@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from pagoda_contracts.name_owners import ServedName, resolve
+from pagoda_contracts.name_owners import NOTHING_RESERVED, Reserved, ServedName, resolve
 from pagoda_contracts.names import STATE_DEAD_MS
 
 from pagoda_gateway.routing import outliers, share
@@ -31,9 +31,11 @@ def _begins_to_serve(endpoint: Endpoint, frame: Frame, now_ms: float) -> bool:
 
 
 class EndpointCache:
-    """Services, endpoints and their state. serve/process.py sets the four callbacks once."""
+    """Services, endpoints and their state. serve/process.py sets the four callbacks once. `reserved`: names that only some namespaces may
+    have."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Reserved = NOTHING_RESERVED) -> None:
+        self._reserved = reserved
         self._services: dict[str, Service] = {}
         self._owners: dict[str, ServedName] = {}
         self._replicas: dict[str, Replica] = {}
@@ -74,7 +76,7 @@ class EndpointCache:
         services = self._services.values()
         wanted = (ServedName(name, s.created, s.uid, s.key, name in s.owned, s.served) for s in services for name in s.served_names)
         adapters = (ServedName(name, s.created, s.uid, s.key, True, s.served) for s in services for name in s.adapters)
-        self._owners = resolve((*wanted, *adapters))
+        self._owners = resolve((*wanted, *adapters), self._reserved)
         self.on_names_change()
 
     def put_replica(self, replica: Replica) -> None:

@@ -28,6 +28,7 @@ from pagoda_contracts.names import (
     PORT_DAEMON_GRPC,
     PORT_DAEMON_HTTP,
     VERSION,
+    of_class,
 )
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
 from pagoda_kube.api import KubernetesApi
@@ -38,7 +39,7 @@ from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
-from pagoda_gateway.watch.quotas import watch_quotas
+from pagoda_gateway.watch.quotas import QUOTAS, watch_quotas
 from pagoda_gateway.watch.routing_spec import RoutingSpec
 from pagoda_gateway.watch.services import Replica, Service
 
@@ -189,22 +190,34 @@ SERVICES: Final = Kind(f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}", re
 PODS: Final = Kind("/api/v1/pods", read_pod, (("labelSelector", LABEL_SERVICE),))
 
 
+def classed(kind: Kind[V], service_class: str) -> Kind[V]:
+    """Only those of the class."""
+    return kind._replace(query=(("labelSelector", of_class(service_class, *(term for _, term in kind.query))),))
+
+
 async def watch(
-    cache: EndpointCache, kubeconfig: Path | None, keys: tuple[str, KeyRing] | None = None, quotas: Registry | None = None
+    cache: EndpointCache,
+    kubeconfig: Path | None,
+    keys: tuple[str, KeyRing] | None = None,
+    quotas: Registry | None = None,
+    service_class: str = "",
 ) -> None:
     """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account. `keys`: the namespace whose
-    Secrets hold API keys, and the ring that they fill. `quotas` takes the TenantQuotas."""
+    Secrets hold API keys, and the ring that they fill. `quotas` takes the TenantQuotas. `service_class`: of the services, their pods and
+    the quotas; empty for those without one."""
     api = KubernetesApi(await _configuration(kubeconfig))
     services = Cache[Service](_updating(cache.put_service, cache.delete_service))
     replicas = Cache[Replica](_updating(cache.put_replica, cache.delete_replica))
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(Reflector(api, SERVICES, services, Signs(lambda: cache.mark_synced("services"))).run())
-            group.create_task(Reflector(api, PODS, replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
+            group.create_task(
+                Reflector(api, classed(SERVICES, service_class), services, Signs(lambda: cache.mark_synced("services"))).run()
+            )
+            group.create_task(Reflector(api, classed(PODS, service_class), replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
             if keys is not None:
                 group.create_task(watch_keys(api, *keys))
             if quotas is not None:
-                group.create_task(watch_quotas(api, quotas))
+                group.create_task(watch_quotas(api, classed(QUOTAS, service_class), quotas))
     finally:
         await api.close()
 

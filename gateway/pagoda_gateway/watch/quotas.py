@@ -80,9 +80,9 @@ def read_quota(raw: msgspec.Raw) -> Item[Quota]:
 QUOTAS: Final = Kind(f"/apis/{GROUP}/{VERSION}/{TENANT_QUOTA.plural}", read_quota)
 
 
-async def watch_quotas(api: Api, registry: Registry) -> None:
+async def watch_quotas(api: Api, kind: Kind[Quota], registry: Registry) -> None:
     """Keeps the registry as the cluster says, until it is cancelled. While the API server is away, it stays as it is."""
-    await Reflector(api, QUOTAS, Cache[Quota](_changes(registry)), Signs(registry.mark_synced)).run()
+    await Reflector(api, kind, Cache[Quota](_changes(registry)), Signs(registry.mark_synced)).run()
 
 
 def _changes(registry: Registry) -> Changed[Quota]:

@@ -94,10 +94,11 @@ class Lister(Protocol):
 
 
 class Taken(NamedTuple):
-    """A served name that this service wants and an older one has."""
+    """A served name that this service wants and does not get, and why. `reserved`: the administrator keeps it from this namespace."""
 
     name: str
-    holder: Key
+    why: str
+    reserved: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class Observed:
 
     meta: ObjectMeta
     raw_status: Json
+    service_class: str = ""
     spec: InferenceServiceSpec | None = None
     invalid: str = ""
     profile: ServingProfileSpec | None = None

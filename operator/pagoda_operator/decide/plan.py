@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NO_ACCELERATOR, OBJECT_EXISTS
+from pagoda_contracts.conditions.service import INVALID_SPEC, NAME_CONFLICT, NAME_RESERVED, NO_ACCELERATOR, OBJECT_EXISTS
 from pagoda_contracts.names import ANNOTATION_REJECTED
 from pagoda_contracts.resources.service import Accelerator, InferenceServiceSpec
 from pagoda_contracts.resources.traffic import RolloutSpec
@@ -83,11 +83,13 @@ def plan(observed: Observed) -> Plan:
 
 
 def _with_name_conflict(observed: Observed, draft: Plan) -> Plan:
-    """The plan, with a problem if other services have its served names (triggers.py). If it has no name of its own, nothing new starts."""
+    """The plan, with a problem if it does not get its served names (triggers.py). If it has no name of its own, nothing new starts."""
     if not observed.taken or draft.problem is not None or observed.spec is None:
         return draft
-    holders = ", ".join(f"{taken.name!r} belongs to {taken.holder.namespace}/{taken.holder.name}" for taken in observed.taken)
-    problem = SpecProblem(NAME_CONFLICT, f"served names belong to the service that has them first: {holders}")
+    reserved = any(taken.reserved for taken in observed.taken)
+    rule = "this namespace may not have these served names" if reserved else "served names belong to the service that has them first"
+    why = ", ".join(taken.why for taken in observed.taken)
+    problem = SpecProblem(NAME_RESERVED if reserved else NAME_CONFLICT, f"{rule}: {why}")
     names = observed.spec.model.served_names or (observed.meta.name,)
     if len(observed.taken) < len(names) or observed.of(DEPLOYMENTS):
         return replace(draft, problem=problem)
@@ -234,7 +236,7 @@ def due_in(observed: Observed, draft: Plan) -> float | None:
 
 def owner_of(observed: Observed) -> Owner:
     """The service as the owner of its children."""
-    return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid)
+    return Owner(observed.meta.namespace, observed.meta.name, observed.meta.uid, observed.service_class)
 
 
 def _without_conflicts(observed: Observed, draft: Plan) -> Plan:

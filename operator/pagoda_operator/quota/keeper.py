@@ -32,7 +32,7 @@ _PAUSED: Final = (
 
 class Quotas:
     """`quotas`: all TenantQuotas in the cache; `requeue`: queues a service; `settled`: whether no write of a previous leader can arrive any
-    more (leader.py); `steady`: a monotonic clock, in seconds."""
+    more (leader.py); `steady`: a monotonic clock, in seconds; `selector`: which objects are replicas of this install's services."""
 
     def __init__(
         self,
@@ -41,7 +41,9 @@ class Quotas:
         requeue: Callable[[Key], None],
         steady: Callable[[], float],
         settled: Callable[[], bool] = lambda: True,
+        selector: str = LABEL_SERVICE,
     ) -> None:
+        self._selector = selector
         self._reader, self.quotas, self._requeue, self._settled, self.steady = reader, quotas, requeue, settled, steady
         self.ledger = Ledger()
         # Whether everything was counted, and whether that was after the last write of a previous leader could arrive.
@@ -89,8 +91,8 @@ class Quotas:
                 return
             services, deployments, pods = await asyncio.gather(
                 self._reader.list(SERVICES, "", ""),
-                self._reader.list(DEPLOYMENTS, "", LABEL_SERVICE),
-                self._reader.list(PODS, "", LABEL_SERVICE),
+                self._reader.list(DEPLOYMENTS, "", self._selector),
+                self._reader.list(PODS, "", self._selector),
             )
             ages = {key_of(body): Age(body["metadata"].get("creationTimestamp", ""), body["metadata"]["uid"]) for body in services}
             made, running, now = _by_service(deployments), _by_service(pods), self.steady()

@@ -120,7 +120,7 @@ class Adapters:
         if observed is None:
             return None
         names = observed.spec.model.served_names if observed.spec is not None else ()
-        return Host(key, observed.spec, names or (key.name,), self._owners.owner, self._caches.all(NAMESPACES))
+        return Host(key, observed.spec, names or (key.name,), self._owners.owner, self._caches.all(NAMESPACES), self._owners.reserved)
 
     def _learn(self, known: _Known, places: Places) -> None:
         """With a new generation where the catalogue of a replica is another one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from pagoda_contracts.names import ANNOTATION_RENDERED, DEFAULT_PROFILE, FIELD_MANAGER, LABEL_MANAGED_BY, MANAGED_BY
+from pagoda_contracts.names import ANNOTATION_RENDERED, FIELD_MANAGER, LABEL_MANAGED_BY, MANAGED_BY
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_placement.values import digest
@@ -24,9 +24,6 @@ UNDONE_DELAYS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _FORGOTTEN_S: Final = 600.0
 # Objects of a service that are remembered; pods come and go.
 _MOST_OBJECTS: Final = 256
-
-# The default profile is queued like a service; no service has an empty namespace.
-DEFAULT_KEY: Final = Key("", DEFAULT_PROFILE)
 
 
 class Cluster(Reader, Lister, Protocol):
@@ -83,8 +80,8 @@ async def apply_status(cluster: Cluster, resource: Resource, meta: ObjectMeta, s
     await cluster.apply_status(resource, _at_version(manifest, version), FIELD_MANAGER)
 
 
-async def apply_default_profile(cluster: Cluster, spec: ServingProfileSpec | None) -> None:
-    """Keeps the ServingProfile `default` as the installation wrote it; without a spec the name is free for an admin's profile.
+async def apply_default_profile(cluster: Cluster, name: str, spec: ServingProfileSpec | None) -> None:
+    """Keeps the install's ServingProfile as the chart wrote it; without a spec the name is free for an admin's profile.
 
     A chart cannot contain the object: Helm looks every kind up before it installs the CRDs among its templates.
     """
@@ -92,9 +89,9 @@ async def apply_default_profile(cluster: Cluster, spec: ServingProfileSpec | Non
         return
     body = {"apiVersion": PROFILES.api_version, "kind": PROFILES.kind, "spec": spec.wire()}
     # The digest finds a field that was removed, which `lost` does not.
-    meta = {"name": DEFAULT_PROFILE, "labels": {LABEL_MANAGED_BY: MANAGED_BY}, "annotations": {ANNOTATION_RENDERED: digest(body)}}
+    meta = {"name": name, "labels": {LABEL_MANAGED_BY: MANAGED_BY}, "annotations": {ANNOTATION_RENDERED: digest(body)}}
     wanted = body | {"metadata": meta}
-    live = await cluster.get(PROFILES, "", DEFAULT_PROFILE)
+    live = await cluster.get(PROFILES, "", name)
     if live is None or lost(wanted, live) is not None:
         await apply_anew(cluster, PROFILES, wanted)
 

@@ -29,7 +29,7 @@ from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_o
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.drain import answered
 from pagoda_operator.decide.status.status import down, status
-from pagoda_operator.run.apply import DEFAULT_KEY, Cluster, Repeats, apply, apply_default_profile, apply_status
+from pagoda_operator.run.apply import Cluster, Repeats, apply, apply_default_profile, apply_status
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.settings import Settings
@@ -70,8 +70,8 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> Outcome:
         """One run; ClusterError asks for another one later."""
-        if key == DEFAULT_KEY:
-            await apply_default_profile(self._cluster, self._settings.default_profile)
+        if key == self._settings.default_profile_key:
+            await apply_default_profile(self._cluster, key.name, self._settings.default_profile)
             return Outcome()
         if not key.namespace:
             return Outcome(gone=True)  # another profile

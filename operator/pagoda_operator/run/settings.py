@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from pagoda_contracts.names import PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
+from pagoda_contracts.name_owners import NOTHING_RESERVED, Reserved, read_reserved
+from pagoda_contracts.names import DEFAULT_PROFILE, PORT_GATEWAY_HTTP, PORT_METRICS, PORT_PROBES
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.units import parse_duration
 from pydantic import BaseModel, ValidationError
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SettingsError
+from pagoda_operator.api.state import Key
 
 GATEWAY_URL = "PAGODA_GATEWAY_URL"
 NAMESPACE = "PAGODA_NAMESPACE"
@@ -25,6 +27,8 @@ CALLERS_FILE = "PAGODA_CALLERS"
 GATEWAYS = "PAGODA_GATEWAYS"
 READ_REPLICAS = "PAGODA_READ_REPLICAS"
 NAMESPACES = "PAGODA_NAMESPACES"
+RESERVED_NAMES = "PAGODA_RESERVED_NAMES"
+SERVICE_CLASS = "PAGODA_SERVICE_CLASS"
 TOKEN_FILE = "PAGODA_TOKEN"  # noqa: S105 (a variable's name)
 # As the chart sets them from the pod's own fields.
 POD_NAME = "POD_NAME"
@@ -58,8 +62,18 @@ class Settings(NamedTuple):
     identity: str = ""
     # Where services are served; empty: in all namespaces.
     namespaces: tuple[str, ...] = ()
+    # Served names that only some namespaces may have.
+    reserved: Reserved = NOTHING_RESERVED
+    # The class of the services that are served; empty: those without one.
+    service_class: str = ""
     # Whether each run is logged: how long it was queued, how long it took, and how long it waited for the API server.
     debug: bool = False
+
+    @property
+    def default_profile_key(self) -> Key:
+        """The profile that the chart describes, named after the class, so that two installs do not write the same one. It is queued like a
+        service; no service has an empty namespace."""
+        return Key("", self.service_class or DEFAULT_PROFILE)
 
 
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -92,6 +106,8 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         lease_namespace=None if options.no_lease else options.namespace or environment.get(POD_NAMESPACE) or None,
         identity=options.identity or environment.get(POD_NAME) or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         namespaces=_namespaces(options.namespaces if options.namespaces is not None else environment.get(NAMESPACES, "")),
+        reserved=_reserved(environment.get(RESERVED_NAMES, "")),
+        service_class=_class(environment.get(SERVICE_CLASS, "")),
         debug=options.debug,
     )
 
@@ -111,6 +127,19 @@ def _namespaces(text: str) -> tuple[str, ...]:
         if not _LABEL.fullmatch(name):
             raise SettingsError(f"--namespaces: {name!r} is not a namespace; it must be names of namespaces with commas between them")
     return names
+
+
+def _class(text: str) -> str:
+    if text and not _LABEL.fullmatch(text):
+        raise SettingsError(f"{SERVICE_CLASS}: {text!r} is not a class; it must be lower-case letters, digits and dashes, at most 63")
+    return text
+
+
+def _reserved(text: str) -> Reserved:
+    try:
+        return read_reserved(text) if text else NOTHING_RESERVED
+    except ValueError as error:
+        raise SettingsError(f"{RESERVED_NAMES}: {error}") from error
 
 
 def _resync(text: str) -> float:

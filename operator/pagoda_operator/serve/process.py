@@ -21,6 +21,7 @@ import kopf
 import structlog
 from pagoda_contracts import metrics as words
 from pagoda_contracts.metrics import Metric
+from pagoda_contracts.names import LABEL_SERVICE, of_class
 from pagoda_kube.api import KubernetesApi
 
 from pagoda_operator.api.errors import ClusterError, SettingsError
@@ -37,7 +38,6 @@ from pagoda_operator.quota.native import singles
 from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.quota.usage import QuotaUsages
 from pagoda_operator.run.adapters import Adapters
-from pagoda_operator.run.apply import DEFAULT_KEY
 from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
@@ -165,8 +165,8 @@ def core(settings: Settings, lease: Leadership, connected: Callable[[Hooks], Kub
     """Builds without a request; `connected` makes the client that writes."""
     metrics = Metrics(time.monotonic)
     queue = KeyedQueue(settings.resync, random.Random())  # noqa: S311 (spreads load)
-    triggers = Triggers(queue)
-    caches = Caches(triggers.changed, settings.namespaces)
+    triggers = Triggers(queue, settings.reserved)
+    caches = Caches(triggers.changed, settings.namespaces, settings.service_class)
 
     def wrote(resource: Resource, verb: str, body: Json) -> None:
         caches.wrote(resource, verb, body)
@@ -187,14 +187,14 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     signals.measured = lambda key: made.queue.add(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
     view = InventoryView(made.caches)
     inventory = NodePools(made.cluster, view, settings.lease_namespace, time.time)
-    subjects = settings.callers.subjects() if settings.callers else None
-    keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "", subjects)
+    keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "", settings.callers.file() if settings.callers else None)
     quotas = Quotas(
         made.cluster,
         lambda: [quota.within(settings.namespaces) for quota in made.caches.all(QUOTAS)],
         made.queue.add,
         time.monotonic,
         made.lease.settled,
+        of_class(settings.service_class, LABEL_SERVICE),
     )
     usages = QuotaUsages()
     status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages=usages)
@@ -218,7 +218,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
         replicas=replicas,
     )
     reconciler = Reconciler(made.cluster, settings, _utc, dependencies)
-    made.queue.add(DEFAULT_KEY)
+    made.queue.add(settings.default_profile_key)
     listener = Listener(settings.gateways, signals, settings.identity, own, usages)
     sampling = made.metrics.sample(gauges(made, events, reconciler), made.liveness.ages)
     beside = [sampling, made.lease.run(), listener.run(), *reflectors.runs()]

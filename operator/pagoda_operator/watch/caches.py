@@ -15,13 +15,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
-from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_contracts.names import LABEL_CLASS, LABEL_SERVICE
 from pagoda_kube.cache import Cache, Item
 from pagoda_placement.fit import Size, largest
 from pagoda_placement.inventory import Inventory
 
 from pagoda_operator.api.state import (
     ADAPTERS,
+    CHILD_RESOURCES,
     NAMESPACES,
     NODES,
     PODS,
@@ -38,6 +39,8 @@ from pagoda_operator.api.state import (
 from pagoda_operator.watch.kept import OWN, PARSERS, Packed, key_of, pack
 
 KINDS: Final = tuple(dict.fromkeys((*OWN, *PARSERS)))
+# Kinds that have a class: what an install acts on, and what it makes of that.
+CLASSED: Final = frozenset((SERVICES, ADAPTERS, QUOTAS, PODS, *CHILD_RESOURCES))
 # Read in all namespaces, even if services are served in some only: placement counts everybody's devices.
 CLUSTER_WIDE: Final = (PROFILES, QUOTAS, NAMESPACES, NODES, PODS, RESOURCE_SLICES, RESOURCE_CLAIMS)
 
@@ -54,10 +57,10 @@ Changed = Callable[[Resource, Key, Seen | None, Seen | None], None]
 
 class Caches:
     """`changed` is called for each object of which something changed that is compared. `namespaces`: where services are served; empty for
-    all."""
+    all. `service_class`: the class of the services that are served; empty for those without one."""
 
-    def __init__(self, changed: Changed = lambda *_: None, namespaces: Collection[str] = ()) -> None:
-        self._on_change, self._namespaces = changed, namespaces
+    def __init__(self, changed: Changed = lambda *_: None, namespaces: Collection[str] = (), service_class: str = "") -> None:
+        self._on_change, self._namespaces, self._class = changed, namespaces, service_class
         # By kind, and by the namespace that is listed and watched; "" for all.
         self._kinds: dict[Resource, dict[str, Cache[Seen]]] = {
             resource: {scope: Cache(partial(self._changed, resource)) for scope in ((resource not in CLUSTER_WIDE and namespaces) or ("",))}
@@ -157,11 +160,17 @@ class Caches:
         return scopes.get("") or scopes.get(namespace)
 
     def _item(self, resource: Resource, body: Json) -> Item[Seen]:
-        """As it is kept. A pod elsewhere is nobody's replica here; it may still use devices."""
+        """As it is kept. A pod elsewhere, or of another install, is nobody's replica here; it may still use devices. Of the rest of what is
+        another install's, nothing is kept."""
         read = item(resource, body)
-        if resource != PODS or not self._namespaces or read.key.namespace in self._namespaces or read.value is None:
+        elsewhere = resource == PODS and self._namespaces and read.key.namespace not in self._namespaces
+        if read.value is None or not (elsewhere or self._of_another_class(resource, body)):
             return read
-        return read._replace(value=read.value._replace(own=None) if read.value.shared is not None else None)
+        pod = Seen(None, read.value.shared) if resource == PODS and read.value.shared is not None else None
+        return read._replace(value=pod)
+
+    def _of_another_class(self, resource: Resource, body: Json) -> bool:
+        return resource in CLASSED and (body["metadata"].get("labels") or {}).get(LABEL_CLASS, "") != self._class
 
     def _changed(self, resource: Resource, key: Key, before: Seen | None, after: Seen | None) -> None:
         was, now = (seen.own if seen is not None else None for seen in (before, after))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_SERVICE, LABEL_SERVICE_UID
+from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_CLASS, LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -63,6 +63,7 @@ async def observe(reader: Reader, key: Key) -> Observed | None:
     return Observed(
         meta=ObjectMeta.model_validate(body["metadata"]),
         raw_status=body.get("status") or {},
+        service_class=(body["metadata"].get("labels") or {}).get(LABEL_CLASS, ""),
         **_parsed(body, InferenceServiceSpec, "spec", "invalid"),
         **_parsed(profile, ServingProfileSpec, "profile", "invalid_profile"),
         children=tuple(child for child in (*labelled, *inspectors) if child.belongs_to(uid)),

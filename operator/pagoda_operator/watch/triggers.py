@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pagoda_contracts.conditions.service import NOT_SERVED_YET
 from pagoda_contracts.conditions.types import SERVING
-from pagoda_contracts.name_owners import ServedName, resolve
+from pagoda_contracts.name_owners import NOTHING_RESERVED, Reserved, ServedName, resolve
 
 from pagoda_operator.api.state import ADAPTERS, NAMESPACES, NODES, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource, Taken
 from pagoda_operator.watch.caches import Seen
@@ -29,9 +29,9 @@ class Queue(Protocol):
 class Triggers:
     """`changed` is called for every change, `waits` for what no object shows."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, reserved: Reserved = NOTHING_RESERVED) -> None:
         self._queue = queue
-        self.name_owners = NameOwners(queue.add)
+        self.name_owners = NameOwners(queue.add, reserved)
         self._profiles: dict[Key, str] = {}
         # Node → services → how many of its replicas are there: a change of the node concerns these services.
         self._on_node: dict[str, dict[Key, int]] = {}
@@ -147,8 +147,8 @@ class NameOwners:
     also kept by name, so an answer costs one name's services, not all.
     """
 
-    def __init__(self, wake: Callable[[Key], None] = lambda _: None) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[Key], None] = lambda _: None, reserved: Reserved = NOTHING_RESERVED) -> None:
+        self._wake, self.reserved = wake, reserved
         self._services: dict[Key, NamedService] = {}
         self._by_name: dict[str, dict[Key, NamedService]] = {}
 
@@ -171,21 +171,25 @@ class NameOwners:
             self._wake(other)
 
     def taken(self, key: Key) -> tuple[Taken, ...]:
-        """The names that this service wants and another one keeps from it."""
+        """The names that this service wants, and that another one or the administrator keeps from it."""
         mine = self._services.get(key)
-        owners = [self._owner(name) for name in mine.names] if mine else []
-        return tuple(Taken(one.name, self._key(one)) for one in owners if self._key(one) != key and one.keeps_from(key.namespace))
+        return tuple(taken for name in (mine.names if mine else ()) if (taken := self._taken(key, name)) is not None)
+
+    def _taken(self, key: Key, name: str) -> Taken | None:
+        if why := self.reserved.why_not(name, key.namespace):
+            return Taken(name, why, reserved=True)
+        one = self._owner(name)
+        if one is None or one.owner == f"{key.namespace}/{key.name}" or not one.keeps_from(key.namespace):
+            return None
+        return Taken(name, f"{name!r} belongs to {one.owner}")
 
     def owner(self, name: str) -> Key | None:
         """The service that has this name, as its own or as an adapter's; None if no service has it."""
-        return self._key(self._owner(name)) if name in self._by_name else None
+        one = self._owner(name)
+        return Key(*one.owner.split("/")) if one is not None else None
 
-    def _owner(self, name: str) -> ServedName:
-        return resolve(service.wants(name) for service in self._by_name[name].values())[name]
-
-    @staticmethod
-    def _key(owner: ServedName) -> Key:
-        return Key(*owner.owner.split("/"))
+    def _owner(self, name: str) -> ServedName | None:
+        return resolve((service.wants(name) for service in self._by_name.get(name, {}).values()), self.reserved).get(name)
 
     def _forget(self, key: Key) -> set[Key]:
         touched: set[Key] = set()

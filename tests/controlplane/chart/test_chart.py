@@ -14,6 +14,7 @@ import pytest
 import yaml
 from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.launch import AuthConfig
+from pagoda_contracts.name_owners import read_reserved
 from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.roles import ROUTES
@@ -24,6 +25,7 @@ from pagoda_gateway.serve.settings import OPTIONS, load
 from pagoda_gateway.watch.key_secrets import read_secret
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.state import Resource
+from support.judges.rights import granted
 from support.kube.chart import CHART, NAMESPACE, RELEASE, images, metric_names, of_kind, profile, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
@@ -75,6 +77,39 @@ def test_no_role_holds_a_wildcard_and_only_the_gateways_namespaced_one_reads_sec
         assert not any("*" in word for word in [*rule["verbs"], *resources, *groups, *rule.get("nonResourceURLs", [])])
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
         assert not {"pods/exec", "pods/attach", "pods/portforward"} & set(resources)
+
+
+def test_operator_and_gateways_are_told_the_same_reserved_names(cluster):
+    objects = rendered(cluster, "reservedNames.prod-*={platform,team-a}")
+    found = [
+        the(objects, "Deployment", f"pagoda-{name}")["spec"]["template"]["spec"]["containers"][0]["env"] for name in ("operator", "gateway")
+    ]
+    texts = {entry["value"] for env in found for entry in env if entry["name"] == "PAGODA_RESERVED_NAMES"}
+    assert [read_reserved(text).rules for text in texts] == [(("prod-*", ("platform", "team-a")),)]
+
+
+def test_a_class_reaches_operator_and_gateways_and_names_the_profile_that_the_operator_may_write(cluster):
+    objects = rendered(cluster, "operator.class=blue")
+    found = [
+        the(objects, "Deployment", f"pagoda-{name}")["spec"]["template"]["spec"]["containers"][0]["env"] for name in ("operator", "gateway")
+    ]
+    assert all({"name": "PAGODA_SERVICE_CLASS", "value": "blue"} in env for env in found)
+    (profiles, _) = the(objects, "ValidatingAdmissionPolicy", "pagoda-operator")["spec"]["validations"]
+    assert '== "blue"' in profiles["expression"]
+
+
+def test_every_kind_that_the_operator_may_write_is_under_the_admission_policy(cluster):
+    objects = rendered(cluster)
+    rights = granted([the(objects, "ClusterRole", "pagoda-operator")])
+    writing = {(right.group, right.resource) for right in rights if right.verb not in ("get", "list", "watch")}
+    rules = the(objects, "ValidatingAdmissionPolicy", "pagoda-operator")["spec"]["matchConstraints"]["resourceRules"]
+    fenced = {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]}
+    own = {(GROUP, f"{kind}/status") for kind in ("inferenceservices", "loraadapters", "tenantquotas")}
+    assert writing - fenced == own | {(GROUP, "inferenceservices/finalizers"), ("events.k8s.io", "events")}
+    assert fenced <= writing
+    assert [binding["spec"]["policyName"] for binding in of_kind(objects, "ValidatingAdmissionPolicyBinding")] == ["pagoda-operator"]
+    without = rendered(cluster, "operator.admissionPolicy.enabled=false")
+    assert [found["kind"] for found in without if "Admission" in found["kind"]] == []
 
 
 def test_with_a_list_of_namespaces_the_operator_may_write_nowhere_else(cluster):

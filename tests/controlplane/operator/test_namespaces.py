@@ -1,11 +1,11 @@
-"""An operator that serves some namespaces only: the chart's Roles are enough for it, and it touches nothing elsewhere."""
+"""An operator that serves some namespaces only, or one class of services only: it touches nothing else."""
 
 import time
 
 import pytest
 import yaml
-from pagoda_contracts.names import LABEL_SERVICE
-from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES
+from pagoda_contracts.names import LABEL_CLASS, LABEL_SERVICE
+from pagoda_operator.api.state import CHILD_RESOURCES, DEPLOYMENTS, PODS, SERVICES
 from support.judges.rights import nothing_refused
 from support.kube.chart import CHART, NAMESPACE
 from support.kube.client import eventually
@@ -60,3 +60,39 @@ def test_the_chart_s_roles_are_enough_and_nothing_elsewhere_is_touched(cluster, 
         assert real.kube.list(DEPLOYMENTS, elsewhere) == []
         assert [pod["metadata"].get("deletionTimestamp") for pod in real.kube.list(PODS, elsewhere)] == [None]
     nothing_refused(cluster, [f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"], since)
+
+
+CLASS, OTHER = "blue", "blue-tiny"
+
+
+def ready(real, name):
+    found = real.kube.get(SERVICES, real.namespace, name) or {}
+    return any((line["type"], line["status"]) == ("Ready", "True") for line in found.get("status", {}).get("conditions", ()))
+
+
+def owned(real, name):
+    """The service as it is, and its children: which ones, and how often their specs were changed."""
+    children = [body["metadata"] for kind in CHILD_RESOURCES for body in real.kube.list(kind, real.namespace, f"{LABEL_SERVICE}={name}")]
+    service = real.kube.get(SERVICES, real.namespace, name)["metadata"]["resourceVersion"]
+    return service, sorted((meta["uid"], meta.get("generation")) for meta in children)
+
+
+def test_two_installs_live_in_one_cluster_and_each_acts_on_its_own_class(real, kube, tmp_path):
+    chart_s = kubeconfig(kube, tmp_path)
+    body = service_body(OTHER, real.namespace, profileRef={"name": real.namespace})
+    body["metadata"]["labels"] = {LABEL_CLASS: CLASS}
+    real.kube.create(SERVICES, real.namespace, body)
+    real.apply()
+    with running_operator(chart_s, "--resync", "1s", "--no-lease", PAGODA_SERVICE_CLASS=CLASS) as blue:
+        real.serve()
+        eventually(lambda: ready(real, OTHER), "the service of the class is Ready")
+        assert [pod["metadata"]["labels"][LABEL_CLASS] for pod in real.pods()] == [CLASS]
+        assert "status" not in real.service()
+        assert blue.events("reconcile_bug") == []
+    before = owned(real, OTHER)
+    assert len(before[1]) == 5
+    with running_operator(chart_s, "--resync", "1s", "--no-lease") as plain:
+        real.serve(2)
+        real.reported(Ready="Available")
+        assert (owned(real, OTHER), plain.events("reconcile_bug")) == (before, [])
+    real.kube.delete(SERVICES, real.namespace, OTHER)

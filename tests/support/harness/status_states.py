@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from pagoda_contracts.name_owners import read_reserved
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
 from pagoda_operator.api.errors import ClusterError, Denied, Refused
 from pagoda_operator.api.state import (
@@ -175,6 +176,13 @@ def namesake() -> Harness:
     return harness
 
 
+def reserved() -> Harness:
+    harness = Harness()
+    harness.name_owners.reserved = read_reserved('{"tiny": ["elsewhere"]}')
+    harness.settle()
+    return harness
+
+
 def lose_pins(harness: Harness) -> None:
     for kind in (CONTROLLER_REVISIONS.kind, CONFIG_MAPS.kind):
         for key in [key for key in harness.api.objects if key[0] == kind]:
@@ -337,6 +345,7 @@ STATES: dict[str, State] = {
     "a forbidden overlay": State(spec(podTemplate={"spec": {"hostNetwork": True}}), "PodTemplateForbidden", "Failed"),
     "a name of another object": State(stranger, "ObjectExists", "Failed"),
     "a served name of another service": State(namesake, "NameConflict", "Failed"),
+    "a served name that is reserved": State(reserved, "NameReserved", "Failed"),
     "a canary under way": State(canary, "Canary", "InProgress"),
     "a revision on trial": State(on_trial(waiting("ContainerCreating")), "RollingOut", "InProgress"),
     "a revision that its trial refused": State(on_trial(waiting("ImagePullBackOff", "daemon:2: not found")), "RolledBack", "Failed"),

@@ -318,12 +318,18 @@ class FakeApi:
 
 
 def _matcher(selector: str) -> Callable[[Mapping[str, str]], bool]:
-    """A selector of one term: nothing, `label`, `label=value` or `label in (a,b)`."""
+    """Several of `label`, `!label` and `label=value`, nothing, or `label in (a,b)`."""
     label, among, values = selector.removesuffix(")").partition(" in (")
     if among:
         return lambda labels: labels.get(label) in values.split(",")
-    label, equals, value = selector.partition("=")
-    return lambda labels: not label or (label in labels and (not equals or labels[label] == value))
+    terms = [term.partition("=") for term in selector.split(",") if term]
+    return lambda labels: all(_holds(labels, *term) for term in terms)
+
+
+def _holds(labels: Mapping[str, str], name: str, equals: str, value: str) -> bool:
+    if name.startswith("!"):
+        return name[1:] not in labels
+    return name in labels and (not equals or labels[name] == value)
 
 
 _POD_DEFAULTS: Body = {

@@ -34,7 +34,9 @@ OPERATOR = str(Path(sys.executable).parent / "pagoda-operator")
 def install_role(cluster: Cluster) -> None:
     """CRDs, account and role as the chart writes them: what the operator may do is under test too."""
     text = cluster.helm("template", "pagoda", str(CHART), "--namespace", NAMESPACE)
-    wanted = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount", "FlowSchema")
+    roles = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
+    policies = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    wanted = ("CustomResourceDefinition", *roles, *policies, "FlowSchema")
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     documents = [namespace, *(found for found in yaml.safe_load_all(text) if found and found["kind"] in wanted)]
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(documents))

@@ -1,8 +1,9 @@
 """A name belongs to the object that has it, else to the oldest one, in whatever order the objects are seen."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_contracts.name_owners import ServedName, resolve
+from pagoda_contracts.name_owners import ServedName, read_reserved, resolve
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 ONE = st.builds(
@@ -46,3 +47,30 @@ def test_an_owner_that_has_served_goes_before_one_that_has_not_and_that_before_o
     started, wants = (ServedName("m", OLD, uid, f"ns/{uid}", owns=uid == "b", served=False) for uid in ("b", "a"))
     assert resolve([wants, started, served])["m"] == served
     assert resolve([wants, started])["m"] == started
+
+
+RESERVED = read_reserved('{"prod-*": ["platform", "team-b"], "prod-special*": ["team-a"], "gpt-4o": ["team-a"], "gone": []}')
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "why"),
+    [
+        ("free", "anybody", ""),
+        ("GPT-4o", "anybody", ""),
+        ("gpt-4o", "team-a", ""),
+        ("gpt-4o", "team-b", "'gpt-4o' is reserved for namespaces team-a by reservedNames 'gpt-4o'"),
+        ("prod-chat", "team-b", ""),
+        ("prod-chat", "team-a", "'prod-chat' is reserved for namespaces platform, team-b by reservedNames 'prod-*'"),
+        ("prod-special-1", "team-a", ""),
+        ("prod-special-1", "platform", "'prod-special-1' is reserved for namespaces team-a by reservedNames 'prod-special*'"),
+        ("gone", "team-a", "'gone' is reserved for no namespace by reservedNames 'gone'"),
+    ],
+)
+def test_of_the_patterns_that_match_a_name_the_longest_says_which_namespaces_may_have_it(name, namespace, why):
+    assert RESERVED.why_not(name, namespace) == why
+
+
+def test_a_reserved_name_belongs_to_the_oldest_object_that_may_have_it_and_else_to_none():
+    had, wants, younger = (ServedName("gpt-4o", OLD, uid, owner) for uid, owner in (("a", "x/had"), ("b", "team-a/1"), ("c", "team-a/2")))
+    assert resolve([had._replace(owns=True), younger, wants], RESERVED) == {"gpt-4o": wants}
+    assert resolve([had._replace(owns=True)], RESERVED) == {}

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.conditions import adapter as reasons
 from pagoda_contracts.conditions.types import Reason
+from pagoda_contracts.name_owners import NOTHING_RESERVED, Reserved
 from pagoda_contracts.resources.adapter import LoraAdapterSpec
 from pagoda_contracts.resources.effect import CLAIM_SCHEME
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -41,14 +42,15 @@ class Catalogue(NamedTuple):
 
 
 class Host(NamedTuple):
-    """The service: its key, its spec (None if it cannot be read), the names that it is served by, who owns a name, and the namespaces that
-    are known."""
+    """The service: its key, its spec (None if it cannot be read), the names that it is served by, who owns a name, the namespaces that are
+    known, and the names that are reserved."""
 
     key: Key
     spec: InferenceServiceSpec | None
     served_names: tuple[str, ...]
     owner: Owner
     namespaces: tuple[Namespace, ...] = ()
+    reserved: Reserved = NOTHING_RESERVED
 
     def allows(self, namespace: str) -> bool:
         """Whether it accepts adapters of that other namespace."""
@@ -89,7 +91,11 @@ def _refusal(host: Host | None, adapter: Adapter, older: Mapping[str, Adapter]) 
 
 
 def _rivalled(host: Host, adapter: Adapter, older: Mapping[str, Adapter], most: int) -> Refusal | None:
-    """What older ones and other services have already."""
+    """What older ones, other services and the administrator keep from it. The adapter's author takes the name, and its service has it, so
+    both namespaces must be allowed to."""
+    for namespace in (adapter.meta.namespace, host.key.namespace):
+        if why := host.reserved.why_not(adapter.served_name, namespace):
+            return Refusal(reasons.NAME_RESERVED, f"namespace {namespace} may not have this name: {why}")
     if taken := _taken(host, adapter, older):
         return Refusal(reasons.NAME_TAKEN, taken)
     crowded = _crowded(adapter, older.values(), most)

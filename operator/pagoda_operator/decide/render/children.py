@@ -20,6 +20,7 @@ from pagoda_contracts.names import (
     COMPONENT_REPLICA,
     DAEMON_CONFIG_KEY,
     LABEL_ACCELERATOR,
+    LABEL_CLASS,
     LABEL_COMPONENT,
     LABEL_MANAGED_BY,
     LABEL_NAME,
@@ -59,11 +60,12 @@ _DNS: Final = 53
 
 
 class Owner(NamedTuple):
-    """The service that children belong to."""
+    """The service that children belong to; with the class of the install that acts on it, if it has one."""
 
     namespace: str
     name: str
     uid: str
+    service_class: str = ""
 
     @property
     def selector(self) -> dict[str, str]:
@@ -74,7 +76,7 @@ class Owner(NamedTuple):
     def labels(self) -> dict[str, str]:
         """On every child."""
         names = {LABEL_NAME: "pagoda", LABEL_MANAGED_BY: MANAGED_BY, LABEL_COMPONENT: COMPONENT_REPLICA}
-        return self.selector | names
+        return self.selector | names | ({LABEL_CLASS: self.service_class} if self.service_class else {})
 
 
 def replica_labels(owner: Owner, revision: Revision) -> dict[str, str]:

@@ -33,7 +33,14 @@ def test_a_flag_wins_over_its_variable():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("hold-timeout", "soon"), ("http-port", "70000"), ("hold-limit", "-1"), ("body-limit", "16 MB"), ("anonymous", "yes")],
+    [
+        ("hold-timeout", "soon"),
+        ("http-port", "70000"),
+        ("hold-limit", "-1"),
+        ("body-limit", "16 MB"),
+        ("anonymous", "yes"),
+        ("reserved-names", '["gpt-4o"]'),
+    ],
 )
 def test_nonsense_is_refused_by_name_and_value(name, value, capsys):
     with pytest.raises(SystemExit) as caught:

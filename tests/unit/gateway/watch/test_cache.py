@@ -1,5 +1,6 @@
 """What the cache makes of events and frames: names to the oldest, ages by the sender's clock, replicas to their own service object."""
 
+from pagoda_contracts.name_owners import read_reserved
 from pagoda_gateway.routing.endpoint import NO_CHANGE, Frame, PrefixChange
 from pagoda_gateway.routing.verdict import Verdict, judge
 from pagoda_gateway.watch.cache import EndpointCache
@@ -42,6 +43,14 @@ def test_a_service_that_has_a_name_keeps_it_from_an_older_one_that_wants_it_late
     assert (made.resolve("m").key, made.resolve("n").key) == ("ns/s", "ns/new")
     made.put_service(Service("ns/new", "v", NEW, ("o",), owned=("n",)))
     assert made.resolve("n").key == "ns/s"
+
+
+def test_a_reserved_name_leads_to_no_service_of_another_namespace_though_it_has_it_or_an_adapter_of_that_name():
+    made = EndpointCache(read_reserved('{"m": ["ns"], "n": ["ns"]}'))
+    made.put_service(Service("other/s", "u", OLD, ("m", "o"), owned=("m", "o"), adapters=("n",)))
+    assert (made.resolve("m"), made.resolve("n"), made.resolve("o").key) == (None, None, "other/s")
+    made.put_service(Service("ns/new", "v", NEW, ("m",)))
+    assert made.resolve("m").key == "ns/new"
 
 
 def test_replicas_of_an_older_object_with_the_same_name_are_not_its_successors():

@@ -9,12 +9,14 @@ import pytest
 from pagoda_contracts.names import (
     ANNOTATION_DEVICE_FAULT,
     ANNOTATION_DRAIN_DEADLINE,
+    LABEL_CLASS,
     LABEL_REVISION,
     LABEL_SERVICE,
     LABEL_SERVICE_UID,
 )
 from pagoda_gateway.watch.cache import EndpointCache
-from pagoda_gateway.watch.cluster import PODS, SERVICES, PodObject, ServiceObject, watch
+from pagoda_gateway.watch.cluster import PODS, SERVICES, PodObject, ServiceObject, classed, watch
+from pagoda_gateway.watch.quotas import QUOTAS
 from pagoda_gateway.watch.services import Hold, Replica, Service
 from support.servers.scripted_api import Held, Script, event, page, scripted_api
 
@@ -154,7 +156,7 @@ async def test_it_is_synced_after_the_first_whole_lists_of_both_kinds(followed):
     await followed.services.next_query()
     assert "watch" in await followed.services.next_query()
     followed.pods.say(page(replica("a"), more="next"))
-    assert (await followed.pods.next_query())["labelSelector"] == LABEL_SERVICE
+    assert (await followed.pods.next_query())["labelSelector"] == f"{LABEL_SERVICE},!{LABEL_CLASS}"
     assert "continue" in await followed.pods.next_query()
     assert (followed.cache.synced, followed.addresses("s")) == (False, {})
     followed.pods.say(page(replica("b", ip="10.0.0.8")))
@@ -186,3 +188,9 @@ async def test_while_the_api_server_is_away_the_last_state_stays_in_use_and_its_
         assert "watch" in await script.next_query()
     assert followed.cache.resolve("t").key == "ns/t"
     assert followed.addresses("s") == {"ns/b": "10.0.0.8:8000"}
+
+
+@pytest.mark.parametrize(("service_class", "term"), [("", f"!{LABEL_CLASS}"), ("blue", f"{LABEL_CLASS}=blue")])
+def test_services_quotas_and_pods_of_one_class_are_followed(service_class, term):
+    queries = [classed(kind, service_class).query for kind in (SERVICES, QUOTAS, PODS)]
+    assert queries == [(("labelSelector", wanted),) for wanted in (term, term, f"{LABEL_SERVICE},{term}")]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagoda_contracts.conditions import adapter as reasons
+from pagoda_contracts.name_owners import NOTHING_RESERVED, read_reserved
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.adapters import Entry, Namespace, Phase, Progress
 from pagoda_operator.api.state import Key
@@ -19,11 +20,11 @@ HAS, LOADS = Progress(Phase.LOADED, DIGEST), Progress(Phase.FETCHING)
 FAILS = Progress(Phase.FAILED, reason="NotFound: no such folder")
 
 
-def host(adapters=None, owner=lambda _name: None, namespace="ns", namespaces=(), **spec):
+def host(adapters=None, owner=lambda _name: None, namespace="ns", namespaces=(), reserved=NOTHING_RESERVED, **spec):
     body = {"model": {"uri": "pvc://models"}, "accelerators": [{"cpu": {"cores": "1", "memory": "1Gi"}}]} | spec
     if adapters is not None:
         body["adapters"] = adapters
-    return Host(Key(namespace, "tiny"), InferenceServiceSpec.model_validate(body), ("tiny",), owner, namespaces)
+    return Host(Key(namespace, "tiny"), InferenceServiceSpec.model_validate(body), ("tiny",), owner, namespaces, reserved)
 
 
 def why(one, here):
@@ -70,6 +71,21 @@ def test_what_cannot_be_served_is_refused_with_its_reason(one, here, reason, wor
     found = why(one, here)
     assert found[0] is reason
     assert words in found[1]
+
+
+@pytest.mark.parametrize(("rules", "accepted"), [('{"a": ["big"]}', False), ('{"a": ["ns"]}', False), ('{"a": ["big", "ns"]}', True)])
+def test_a_reserved_name_needs_both_namespaces_that_of_the_adapter_and_that_of_its_service(rules, accepted):
+    here = host(
+        {"allowFrom": {"namespaces": "Selector", "selector": {"matchLabels": {"a": "b"}}}},
+        namespace="big",
+        namespaces=(Namespace("ns", frozenset({("a", "b")})),),
+        reserved=read_reserved(rules),
+    )
+    found = catalogue(here, [adapter("a", serviceRef={"name": "tiny", "namespace": "big"})])
+    assert [one.served_name for one in found.accepted] == ["a"] * accepted
+    assert [(one.reason, "is reserved for namespaces" in one.message) for _, one in found.refused] == [(reasons.NAME_RESERVED, True)] * (
+        not accepted
+    )
 
 
 def test_a_claim_that_the_service_names_is_one_to_come_from():

@@ -10,7 +10,7 @@ from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, Refused
 from pagoda_operator.api.state import CORE_SERVICES, DEPLOYMENTS, EVENTS, NETWORK_POLICIES, PODS, PROFILES, SERVICES, Key
 from pagoda_operator.decide.render.overlay import merge
-from pagoda_operator.run.apply import DEFAULT_KEY, UNDONE_DELAYS, Repeats
+from pagoda_operator.run.apply import UNDONE_DELAYS, Repeats
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
@@ -221,18 +221,27 @@ def test_an_edited_default_profile_is_restored():
     spec = ServingProfileSpec.model_validate({"images": {"daemon": "img:1"}, "allow": ["metadata.labels"]})
     operator = Reconciler(api, Settings(default_profile=spec), now, dependencies_with(api))
     for _ in range(3):
-        asyncio.run(operator.reconcile(DEFAULT_KEY))
+        asyncio.run(operator.reconcile(Key("", "default")))
     assert api.journal == [("apply", "ServingProfile", "default")]
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(daemon="img:2"))
-    asyncio.run(operator.reconcile(DEFAULT_KEY))
+    asyncio.run(operator.reconcile(Key("", "default")))
     assert api.of(PROFILES)[0]["spec"]["images"] == {"daemon": "img:1"}
+
+
+def test_an_install_with_a_class_keeps_a_profile_of_that_name_and_not_the_default_one():
+    api = FakeApi()
+    spec = ServingProfileSpec.model_validate({"images": {"daemon": "img:1"}})
+    operator = Reconciler(api, Settings(default_profile=spec, service_class="blue"), now, dependencies_with(api))
+    assert asyncio.run(operator.reconcile(Key("", "default"))) == Outcome(gone=True)
+    asyncio.run(operator.reconcile(Key("", "blue")))
+    assert api.journal == [("apply", "ServingProfile", "blue")]
 
 
 def test_without_a_configured_default_profile_none_is_written():
     api = FakeApi()
     api.put(PROFILES, profile_body())
     operator = Reconciler(api, Settings(), now, dependencies_with(api))
-    assert asyncio.run(operator.reconcile(DEFAULT_KEY)) == Outcome()
+    assert asyncio.run(operator.reconcile(Key("", "default"))) == Outcome()
     assert asyncio.run(operator.reconcile(Key("", "h100"))) == Outcome(gone=True)
     assert api.journal == []
 

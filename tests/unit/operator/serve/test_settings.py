@@ -42,6 +42,8 @@ def test_gateways_come_from_the_option_or_the_variable():
         (["--gateways", "gw:9100,gw"], {}, "'gw'"),
         ([], {"PAGODA_GATEWAYS": "gw:99999"}, "gw:99999"),
         (["--namespaces", "team-a,Team"], {}, "'Team'"),
+        ([], {"PAGODA_SERVICE_CLASS": "Blue"}, "'Blue' is not a class"),
+        ([], {"PAGODA_RESERVED_NAMES": "gpt-4o"}, "PAGODA_RESERVED_NAMES: 'gpt-4o' does not reserve names"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_name(arguments, environment, named):

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from pagoda_contracts.names import LABEL_SERVICE
+import pytest
+from pagoda_contracts.names import LABEL_CLASS, LABEL_SERVICE
 from pagoda_operator.api.state import CONFIG_MAPS, DEPLOYMENTS, NODES, PODS, PROFILES, QUOTAS, SERVICES, Key, Listed
 from pagoda_operator.watch.caches import KINDS, Caches, InventoryView, item
 from support.harness.inventories import pod
@@ -181,6 +182,19 @@ def test_objects_are_sorted_again_only_after_a_change():
     assert ([node.name for node in found] == [f"n{number:03}" for number in range(300)], caches.all(NODES) is found) == (True, True)
     caches.event(NODES, {"metadata": {"name": "n000", "resourceVersion": "900"}}, gone=True)
     assert len(caches.all(NODES)) == 299
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("", "blue"), ("blue", ""), ("blue", "green")])
+def test_of_another_class_only_the_devices_are_kept_and_a_service_that_changes_its_class_is_gone(mine, theirs):
+    container, caches = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, Caches(service_class=mine)
+    for resource in (SERVICES, DEPLOYMENTS, PODS):
+        for name, version, service_class in (("theirs", "5", theirs), ("mine", "6", mine), ("moved", "7", mine), ("moved", "8", theirs)):
+            body = labelled(name, version, spec={"nodeName": "n", "containers": [container]})
+            body["metadata"]["labels"] |= {LABEL_CLASS: service_class} if service_class else {}
+            caches.event(resource, body, gone=False)
+        found = {name: asyncio.run(caches.get(resource, "ns", name)) is not None for name in ("theirs", "mine", "moved")}
+        assert found == {"theirs": False, "mine": True, "moved": False}
+    assert len(caches.all(PODS)) == 3
 
 
 def test_with_a_list_of_namespaces_only_their_objects_are_kept_and_everybodys_devices():

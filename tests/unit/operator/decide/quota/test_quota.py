@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pagoda_contracts.names import ANNOTATION_DEVICES
+from pagoda_contracts.names import ANNOTATION_DEVICES, LABEL_CLASS, LABEL_SERVICE, of_class
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings, needs, written
@@ -17,6 +17,7 @@ from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.quota import Age, Ledger, Quota
 from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.status.status import status
+from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import singles
 from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
@@ -421,6 +422,20 @@ def test_new_process_grants_no_devices_that_are_in_use():
     harness.restart()  # and the first thing it sees is the other one
     harness.run(second, 6)
     assert (harness.replicas(first), harness.replicas(second)) == (2, 0)
+
+
+@pytest.mark.parametrize(("mine", "counted"), [("", False), ("blue", True)])
+def test_devices_of_another_install_s_services_are_not_charged(mine, counted):
+    harness = QuotaHarness()
+    harness.cap(9, "ns")
+    key = harness.serve("ns", 1)
+    harness.run(key, 3)
+    harness.control()
+    for body in (*harness.api.of(DEPLOYMENTS), *harness.api.of(PODS)):
+        body["metadata"]["labels"][LABEL_CLASS] = "blue"
+    quotas = Quotas(harness.api, harness.seen, lambda _: None, lambda: 0.0, selector=of_class(mine, LABEL_SERVICE))
+    asyncio.run(quotas.fill())
+    assert (key in quotas.ledger) == counted
 
 
 class Counted(dict):

@@ -1,6 +1,7 @@
 """Served names: the oldest service holds them, later ones are told, and whose turn comes is looked at again."""
 
 import pytest
+from pagoda_contracts.name_owners import read_reserved
 from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
 from pagoda_operator.watch.triggers import NameOwners
 from support.harness.harness import KEY, Harness
@@ -28,14 +29,14 @@ def owners(woken):
 def test_the_oldest_service_has_a_name_and_only_contested_names_are_taken(owners):
     owners.put(body("young", "a", "b", created=NEW))
     owners.put(body("old", "a", namespace="other"))
-    assert owners.taken(Key("ns", "young")) == (Taken("a", Key("other", "old")),)
+    assert owners.taken(Key("ns", "young")) == (Taken("a", "'a' belongs to other/old"),)
     assert owners.taken(Key("other", "old")) == ()
 
 
 def test_a_service_without_names_claims_its_own(owners):
     owners.put(body("tiny", namespace="a"))
     owners.put(body("tiny", namespace="b", created=NEW))
-    assert owners.taken(Key("b", "tiny")) == (Taken("tiny", Key("a", "tiny")),)
+    assert owners.taken(Key("b", "tiny")) == (Taken("tiny", "'tiny' belongs to a/tiny"),)
 
 
 def test_services_that_may_gain_or_lose_a_name_are_queued(owners, woken):
@@ -67,7 +68,7 @@ def test_a_service_that_never_served_keeps_no_name_from_another_namespace(owners
     second = body("second", "a", created=NEW)
     second["status"] = NEVER
     owners.put(second)
-    assert owners.taken(Key("ns", "second")) == ((Taken("a", Key(namespace, "first")),) if taken else ())
+    assert owners.taken(Key("ns", "second")) == ((Taken("a", f"'a' belongs to {namespace}/first"),) if taken else ())
     assert owners.taken(Key(namespace, "first")) == ()
 
 
@@ -80,8 +81,30 @@ def test_the_first_that_serves_has_the_name_and_the_other_one_is_told(owners, wo
     del woken[:]
     younger["status"] = {"conditions": [{"type": "Serving", "status": "True", "reason": "TakesRequests"}], "servedNames": ["a"]}
     owners.put(younger)
-    assert owners.taken(Key("other", "older")) == (Taken("a", Key("ns", "younger")),)
+    assert owners.taken(Key("other", "older")) == (Taken("a", "'a' belongs to ns/younger"),)
     assert woken == [Key("other", "older")]
+
+
+def test_a_reserved_name_is_free_for_the_youngest_service_of_its_namespaces_and_others_are_told_so():
+    owners = NameOwners(reserved=read_reserved('{"a": ["ns"]}'))
+    first = body("first", "a", "b", namespace="other")
+    first["status"] = {"servedNames": ["a", "b"]}  # it had the name before the administrator reserved it
+    owners.put(first)
+    assert owners.owner("a") is None
+    owners.put(body("second", "a", created=NEW))
+    (taken,) = owners.taken(Key("other", "first"))
+    assert (taken.name, taken.reserved, "reserved for namespaces ns" in taken.why) == ("a", True, True)
+    assert (owners.taken(Key("ns", "second")), owners.owner("a")) == ((), Key("ns", "second"))
+
+
+def test_a_service_whose_only_name_is_reserved_starts_nothing_and_its_condition_says_for_whom():
+    harness = Harness()
+    harness.name_owners.reserved = read_reserved('{"ti*": ["platform", "team-a"]}')
+    harness.settle()
+    line = harness.conditions()["Stalled"]
+    assert (line["status"], line["reason"], harness.names(DEPLOYMENTS)) == ("True", "NameReserved", [])
+    assert "'tiny' is reserved for namespaces platform, team-a by reservedNames 'ti*'" in line["message"]
+    assert names(harness.api, "ns", "tiny") == []
 
 
 def test_unclaimed_names_are_forgotten(owners):
