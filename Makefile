@@ -17,7 +17,7 @@ WORKERS ?= 4
 WORDS := PYTHONPATH=tests $(BIN)/python -P -m support.suite.words
 POOL := $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup lint test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps full-clients demo demo-down generate verify words images bench lock clean
+.PHONY: help setup lint lint-types lint-rest test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps full-clients demo demo-down generate verify words images bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,9 +31,14 @@ setup: .venv/.stamp  ## Install everything into .venv (needs Python 3.11+ and ne
 	touch $@
 
 lint: setup  ## Format check, lint, types, import contracts, shell scripts, words, generated files
+	$(MAKE) --no-print-directory -j 2 --output-sync=target lint-types lint-rest
+
+lint-types:
+	$(BIN)/mypy
+
+lint-rest:
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy
 	$(BIN)/bandit -q -r -ll -c pyproject.toml contracts kube sizing placement kernels daemon operator replay gateway fetch cli devcluster bench
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')

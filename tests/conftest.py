@@ -1,11 +1,13 @@
 """Settings for all tests: the examples of properties (support/suite/profiles.py), what takes long, and what ends a test that hangs."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.suite import profiles
+from support.suite.ahead import Ahead
 from support.suite.forked import Forked
 from support.suite.pool import Bill, Groups, longest_first
 
@@ -34,6 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Bill(budget), "bill")
     if count := config.getoption("--fork"):
         config.pluginmanager.register(Forked(count), "forked")
+        config.pluginmanager.register(Ahead(), "ahead")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """What is imported stays: to look for cycles in it again and again finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

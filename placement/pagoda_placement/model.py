@@ -24,8 +24,8 @@ REPORT_KEY: Final = "model.json"
 
 
 class Inspection(NamedTuple):
-    """The shape, and the bytes of the files if these were counted; or, while the shape is unknown, what is being done about it; or why it
-    cannot be known; or why no daemon serves the model."""
+    """The shape; or, while it is unknown, what is being done about it; or why it cannot be known; or why no daemon serves the model.
+    `size`: bytes of its files, if an inspection counted them."""
 
     shape: Model | None = None
     size: int = 0
@@ -61,8 +61,7 @@ def known_model(service: str, spec: InferenceServiceSpec, kept: Mapping[str, Any
     if kept.get(SOURCE_KEY) != source_of(spec) or not is_report(report):
         return None
     read = json.loads(report)
-    size = read.get("bytes")
-    found = of_config(read["config"])._replace(size=size if isinstance(size, int) else 0)
+    found = of_config(read["config"])._replace(size=size if isinstance(size := read.get("bytes"), int) else 0)
     again = f"; if its files were replaced, delete ConfigMap {map_name(service)}"
     return found._replace(unserved=found.unserved + again) if found.unserved else found
 

@@ -1,4 +1,4 @@
-"""Forked workers: every test runs once in one of them, and what fails, prints or ends its process is reported."""
+"""Forked workers: every test runs once in one of them, and what fails, prints or ends its process is reported. Before that, two compile."""
 
 import os
 import subprocess
@@ -38,26 +38,51 @@ def test_never(): ...
 """
 
 
+AHEAD = """
+from support.suite.ahead import Ahead
+def pytest_configure(config):
+    config.pluginmanager.register(Ahead())
+"""
+READ = """
+import os, time
+from pathlib import Path
+readers = Path("readers")
+with readers.open("a") as file:
+    file.write(f"{Path(__file__).stem} {os.getpid()} ")
+while Path(__file__).stem == "test_1" and "test_4" not in readers.read_text():
+    time.sleep(0.01)
+def test_passes(): ...
+"""
+
+
+def played(folder, **environment):
+    """pytest on a folder of its own."""
+    options = ("-p", "no:schemathesis", "-p", "no:cacheprovider", "-rA", "--timeout", "300", "--basetemp", folder / "temp")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    command = [sys.executable, "-P", "-m", "pytest", *options]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.deep
+def test_while_tests_are_collected_for_the_first_time_another_process_reads_them_from_the_last_one_on(tmp_path):
+    for name, text in {"conftest.py": AHEAD, "pytest.ini": "[pytest]", **{f"test_{at}.py": READ for at in range(1, 5)}}.items():
+        (tmp_path / name).write_text(text)
+    bytecode = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+    done = played(tmp_path, **bytecode)
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+    read = (tmp_path / "readers").read_text().split()
+    assert len({*read[1::2]}) == 2
+    (tmp_path / "readers").write_text("test_4 0 ")
+    assert "4 passed" in played(tmp_path, **bytecode).stdout
+    assert len({*(tmp_path / "readers").read_text().split()[3::2]}) == 1, "all is compiled, nobody helps"
+
+
 @pytest.mark.deep
 def test_what_happens_in_a_worker_is_reported(tmp_path):
     files = {"conftest.py": CONFTEST, "test_sound.py": SOUND, "test_fails.py": FAILS, "test_dies.py": DIES, "pytest.ini": "[pytest]"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "-p",
-        "no:schemathesis",
-        "-p",
-        "no:cacheprovider",
-        "-rA",
-        "--basetemp",
-        tmp_path / "temp",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = played(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 4 passed, 1 error" in done.stdout, done.stdout
     assert "torn down 0 1 2" in done.stdout

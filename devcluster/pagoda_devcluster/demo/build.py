@@ -104,9 +104,11 @@ def app_package(builder: ImageBuilder) -> Path:
 
 
 def _uv_install(target: Path, what: list[str]) -> None:
-    # Compiled ahead: in a read-only pod nothing can be, and importing torch from source text alone takes seconds longer.
+    # Compiled ahead: in a read-only pod nothing can be, and importing torch from source text alone takes seconds longer. The bytecode lies
+    # beside its source, whatever the caller's variable says (the Makefile's did), and is valid whatever time a copy of the source has.
     compiled = ["--compile-bytecode"] if sys.version_info[:2] == (3, 11) else []
-    run([_tool("uv"), "pip", "install", "--quiet", "--python-version", "3.11", "--target", str(target), *compiled, *what])
+    places = {"PYTHONPYCACHEPREFIX": "", "PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}
+    run([_tool("uv"), "pip", "install", "--quiet", "--python-version", "3.11", "--target", str(target), *compiled, *what], **places)
 
 
 def _tool(name: str) -> str:

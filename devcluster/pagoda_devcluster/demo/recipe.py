@@ -17,6 +17,8 @@ BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "
 REGISTRY = "localhost/pagoda"
 SOURCES = ("contracts", "kube", "sizing", "placement", "kernels", "daemon", "operator", "gateway", "fetch")
 DEPS_MOUNT = "/opt/pagoda/deps"
+# How packages are laid out, which no lock says: their bytecode lies beside them.
+INSTALLED = b"with bytecode"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def source_files(root: Path, folders: tuple[str, ...]) -> list[Path]:
 def app_hash(root: Path, folders: tuple[str, ...] = SOURCES) -> str:
     """Hash of these components' sources, names included; of the whole wheel's by default."""
     files = source_files(root, folders)
-    return digest(part for path in files for part in (str(path.relative_to(root)).encode(), path.read_bytes()))
+    return digest([INSTALLED, *(part for path in files for part in (str(path.relative_to(root)).encode(), path.read_bytes()))])
 
 
 def app_parts(component: Component) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ def app_parts(component: Component) -> tuple[str, ...]:
 
 def deps_hash(root: Path, component: Component) -> str:
     """Hash of a component's lock."""
-    return digest([(root / component.lock).read_bytes()])
+    return digest([INSTALLED, (root / component.lock).read_bytes()])
 
 
 def image(root: Path, component: Component) -> str:

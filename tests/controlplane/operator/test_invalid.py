@@ -5,14 +5,14 @@ import time
 import pytest
 from pagoda_operator.api.state import EVENTS, SERVICES
 from support.kube.client import eventually
-from support.kube.operator_process import USER, running_operator
+from support.kube.operator_process import OPERATOR, USER, running_operator
 
 pytestmark = pytest.mark.cluster
 
 
 def test_what_becomes_invalid_is_reported_at_its_event_and_touches_no_child(real, account):
     """Long before the next resync: by the edit's own event. How many seconds that takes: bench/reaction.py."""
-    with running_operator(account, "--resync", "10m") as operator:
+    with running_operator(account, "--resync", "10m", program=(OPERATOR,)) as operator:  # as installed
         real.apply()
         real.serve()
         real.reported(Ready="Available", Reconciling="Settled")

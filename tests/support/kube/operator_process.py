@@ -20,6 +20,7 @@ import yaml
 from pagoda_operator.api.state import PODS, Resource
 from support.kube.client import PATIENCE_S, Body, Kube, eventually
 from support.kube.cluster import Cluster
+from support.kube.forked_operator import ForkedOperator
 
 CHART = Path(__file__).parents[3] / "charts/pagoda"
 NAMESPACE = "pagoda-system"
@@ -68,13 +69,17 @@ def by(event: Body, kubeconfig: Path) -> bool:
     return bool(event["user"].get("extra", {}).get("authentication.kubernetes.io/credential-id") == [credential])
 
 
-class OperatorProcess:
-    """`pagoda-operator`, its log lines as they come."""
+def started(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment)
 
-    def __init__(self, kubeconfig: Path, *options: str, program: tuple[str, ...] = (OPERATOR,), **environment: str) -> None:
-        argv = [*program, "--kubeconfig", str(kubeconfig), "--probes-port", "0", "--metrics-port", "0", *options]
+
+class OperatorProcess:
+    """`pagoda-operator`, its log lines as they come. `program`: a command in the place of a fork."""
+
+    def __init__(self, kubeconfig: Path, *options: str, program: tuple[str, ...] = (), **environment: str) -> None:
+        options = ("--kubeconfig", str(kubeconfig), "--probes-port", "0", "--metrics-port", "0", *options)
         own = os.environ | {"PAGODA_NAMESPACE": NAMESPACE} | environment
-        self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=own)
+        self.process = started([*program, *options], own) if program else ForkedOperator(options, own)
         self.lines: list[str] = []
         self._reported: list[dict[str, Any]] = []
         assert self.process.stderr is not None

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.suite.pool import group_of, longest_first
 
 _MORE = None  # what a worker sends for the next group
@@ -45,6 +47,7 @@ class Forked:
         if len(threads := threading.enumerate()) > 1:
             raise pytest.UsageError(f"--fork: no worker would have the threads that were started while tests were collected: {threads}")
         groups = deque(_groups(session.items))
+        _tables()
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  one for all
         workers: list[_Worker] = []
         try:
@@ -56,6 +59,12 @@ class Forked:
                 worker.connection.close()
                 _stop(worker)
         return True
+
+
+@given(st.text())
+@settings(max_examples=1, database=None)
+def _tables(_text: str) -> None:
+    """Hypothesis makes tables of Unicode at the first text that it draws, in a fresh clone for a second: each worker would for itself."""
 
 
 def _groups(items: Sequence[pytest.Item]) -> list[list[int]]:

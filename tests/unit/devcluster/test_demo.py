@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import shutil
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,20 @@ from pagoda_devcluster.demo.show import changes, documents
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """What image tags depend on, in a folder that a test may change."""
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """What image tags depend on, in a folder in which a test may change something for itself."""
+    copy = tmp_path_factory.mktemp("checkout")
     for folder in ("contracts", "kube", "sizing", "placement", "kernels", "operator", "gateway", "fetch", "daemon", "requirements"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "hatch_build.py"):
-        shutil.copy(ROOT / file, tmp_path)
-    return tmp_path
+        shutil.copy(ROOT / file, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def unchanged(checkout):
+    return tags(checkout)
 
 
 COMPONENTS = (recipe.OPERATOR, recipe.GATEWAY, recipe.FETCH, recipe.DAEMON, recipe.DAEMON_THIN)
@@ -49,11 +57,12 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("path", "rebuilt"), CHANGES, ids=[path for path, _ in CHANGES])
-def test_a_change_rebuilds_what_it_is_part_of_and_nothing_else(checkout, path, rebuilt):
-    before = tags(checkout)
-    with (checkout / path).open("a") as file:
-        file.write("\n# changed\n")
-    assert changed(before, tags(checkout)) == rebuilt
+def test_a_change_rebuilds_what_it_is_part_of_and_nothing_else(checkout, unchanged, path, rebuilt):
+    text = (checkout / path).read_text()
+    (checkout / path).write_text(f"{text}\n# changed\n")
+    after = tags(checkout)
+    (checkout / path).write_text(text)
+    assert changed(unchanged, after) == rebuilt
 
 
 @pytest.mark.deep
@@ -66,8 +75,8 @@ def test_an_image_carries_what_its_component_imports(component):
     assert {name.removeprefix("pagoda_") for name in imported if name.startswith("pagoda_")} == set(component.folders)
 
 
-def test_tags_do_not_depend_on_where_the_checkout_is(checkout):
-    assert tags(checkout) == tags(ROOT)
+def test_tags_do_not_depend_on_where_the_checkout_is(unchanged):
+    assert unchanged == tags(ROOT)
 
 
 def test_chart_values_mount_the_dependencies_where_the_image_looks_for_them():
@@ -113,6 +122,23 @@ def test_old_products_go_and_other_components_stay(tmp_path):
         os.utime(tmp_path / name, (age, age))
     build.prune(tmp_path / "daemon_1.tar", "daemon_")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*names} - {"daemon_2.tar"})
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="an image's bytecode is Python 3.11's")
+def test_packages_of_an_image_have_their_bytecode_beside_them_wherever_this_machine_keeps_its_own(tmp_path, monkeypatch):
+    files = {
+        "one.py": "NUMBER = 1\n",
+        "one-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: one\nVersion: 1\n",
+        "one-1.dist-info/RECORD": "",
+    }
+    files["one-1.dist-info/WHEEL"] = "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(tmp_path / "one-1-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "elsewhere"))
+    build._uv_install(tmp_path / "made", ["--no-deps", str(tmp_path / "one-1-py3-none-any.whl")])
+    (compiled,) = (tmp_path / "made/__pycache__").iterdir()
+    assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 1  # by its source's hash, which nobody compares
 
 
 def test_a_missing_tool_and_a_failing_one_are_named():

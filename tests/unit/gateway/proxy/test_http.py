@@ -9,7 +9,15 @@ import aiohttp
 import pytest
 import yarl
 from multidict import CIMultiDict
-from pagoda_contracts.names import HEADER_REQUEST_ID, HEADER_RETRY_AFTER, HEADER_ROUTE, HEADER_SHOULD_RETRY
+from pagoda_contracts.names import (
+    HEADER_REQUEST_ID,
+    HEADER_RETRY_AFTER,
+    HEADER_ROUTE,
+    HEADER_SHOULD_RETRY,
+    PATH_LIVE,
+    PATH_READY,
+    PATH_STARTUP,
+)
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_gateway.proxy.headers import to_replica
 from pagoda_gateway.routing.request import RoutingRequest
@@ -229,3 +237,10 @@ async def test_a_fleet_file_that_cannot_be_read_leaves_what_was(bench, one):
             async with client.get(bench.gateway.url + "/v1/models") as answer:
                 if [card["id"] for card in json.loads(await answer.read())["data"]] == ["renamed"]:
                     return
+
+
+async def test_probes_say_started_live_and_ready(bench):
+    async with asyncio.timeout(120):
+        while {bench.gateway.probe(path) for path in (PATH_STARTUP, PATH_READY)} != {200}:  # it listens before its loop turns
+            await asyncio.sleep(0.02)
+    assert [bench.gateway.probe(path) for path in (PATH_STARTUP, PATH_LIVE, PATH_READY, "/other")] == [200, 200, 200, 404]

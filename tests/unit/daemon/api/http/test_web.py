@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
+import socket
 import ssl
 from html.parser import HTMLParser
 
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pagoda_contracts.launch import AuthConfig, Listen, TlsConfig
 from pagoda_contracts.names import HEADER_ERROR_CODE
+from pagoda_daemon.api.http.listener import bind
 from pagoda_daemon.api.http.tls import tls_context
 from pagoda_daemon.api.http.web import KnownHosts, Web, host_name, is_known, without_prefix
 from pagoda_daemon.core.errors import ConfigRejected
@@ -293,3 +295,10 @@ async def test_a_refusal_has_the_shape_of_its_api_and_its_code_in_a_header_also_
         for path in ("/nothing", "/v1/messages/nothing", "/llm/v1/messages/nothing"):
             _, headers = headers_of(await replica.send(request("GET", path)))
             assert headers[HEADER_ERROR_CODE] == "not_found"
+
+
+def test_what_the_listener_accepts_sends_an_answer_at_once_on_any_loop():
+    with bind("127.0.0.1", 0, 2**16) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
