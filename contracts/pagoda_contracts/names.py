@@ -191,8 +191,6 @@ ROLE_ADMIN: Final = "admin"  # loads and unloads adapters of a stand-alone daemo
 JWKS_CONFIG_MAP: Final = "pagoda-jwks"
 COMPONENT_JWKS: Final = "jwks"
 JWKS_KEY: Final = "jwks.json"
-# Beside them, the accounts of the installation that runs now: another one may have made the replicas.
-SUBJECTS_KEY: Final = "subjects.json"
 JWKS_DIR: Final = "/etc/pagoda-jwks"
 # The digests of clients' keys (spec.clientKeys): the Secret's entry, and where a replica has it.
 CLIENT_KEYS_KEY: Final = "keys"
@@ -253,3 +251,9 @@ ENGINE_TYPE: Final = "vllm"  # whose metric names ours are
 def of_class(service_class: str, *terms: str) -> str:
     """Returns a label selector: the terms, and only what is of this class. An empty class selects what has none."""
     return ",".join((*terms, f"{LABEL_CLASS}={service_class}" if service_class else f"!{LABEL_CLASS}"))
+
+
+def subjects_key(service_class: str = "") -> str:
+    """Returns the file beside the token keys with the accounts of the installation that runs now, because another one may have made the
+    replicas. Each class has its own: two installations write side by side."""
+    return f"subjects.{service_class}.json" if service_class else "subjects.json"

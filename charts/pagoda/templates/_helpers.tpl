@@ -107,6 +107,9 @@ readinessProbe:
 {{- if .Values.monitoring.serviceMonitor.enabled }}
 {{- $callers = set $callers "metricsNamespaces" .Values.monitoring.serviceMonitor.namespaces }}
 {{- end }}
+{{- with .Values.operator.class }}
+{{- $callers = set $callers "serviceClass" . }}
+{{- end }}
 {{- $callers | toJson }}
 {{- end }}
 

@@ -5,11 +5,12 @@ With the file, new revisions check callers and every service gets a NetworkPolic
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from pagoda_contracts.bearer import subject
 from pagoda_contracts.launch import AuthConfig, TokensConfig
-from pagoda_contracts.names import JWKS_DIR, JWKS_KEY, ROLE_GATEWAY, ROLE_METRICS, ROLE_OPERATOR, SUBJECTS_KEY
+from pagoda_contracts.names import JWKS_DIR, JWKS_KEY, ROLE_GATEWAY, ROLE_METRICS, ROLE_OPERATOR, subjects_key
 from pagoda_contracts.resources.profile import is_network
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -40,6 +41,7 @@ class Callers(BaseModel):
     metrics_from: tuple[Network, ...] = ()
     metrics_namespaces: tuple[Namespace, ...] = Field(default=(), description="Namespaces of Prometheus, which shows a token of `metrics`.")
     proxies: tuple[Namespace, ...] = Field(default=(), description="Namespaces of Envoys that send requests to replicas themselves.")
+    service_class: str = Field(default="", description="The installation's class.")
     tokens: bool = Field(default=True, description="Replicas of new revisions ask for tokens.")
     clients: bool = Field(default=False, description="There is no gateway: services may let clients call replicas.")
     network_policy: bool = Field(default=True, description="Each service gets a NetworkPolicy.")
@@ -49,12 +51,15 @@ class Callers(BaseModel):
         must not lock callers out of running revisions. For the same reason the accounts stand in a file beside the keys as well."""
         if not self.tokens:
             return None
-        files = {"jwksFile": f"{JWKS_DIR}/{JWKS_KEY}", "subjectsFile": f"{JWKS_DIR}/{SUBJECTS_KEY}"}
-        config = files | {"subjects": self.subjects()}
+        files = {"jwksFile": f"{JWKS_DIR}/{JWKS_KEY}", "subjectsFile": f"{JWKS_DIR}/{subjects_key(self.service_class)}"}
+        config = files | {"subjects": self._subjects()}
         return AuthConfig(tokens=TokensConfig.model_validate(config), metrics_from=self.metrics_from)
 
-    def subjects(self) -> dict[str, str]:
-        """Returns the role of each account, by the subject of its tokens."""
+    def file(self) -> dict[str, str]:
+        """Returns the file that replicas read the accounts from, by its name."""
+        return {subjects_key(self.service_class): json.dumps(self._subjects(), sort_keys=True, indent=1)}
+
+    def _subjects(self) -> dict[str, str]:
         pairs = [(self.gateway, ROLE_GATEWAY), (self.operator, ROLE_OPERATOR), *((account, ROLE_METRICS) for account in self.metrics)]
         return {subject(account): role for account, role in pairs}
 

@@ -94,8 +94,7 @@ class Lister(Protocol):
 
 
 class Taken(NamedTuple):
-    """A served name that this service wants and does not get, and why. `reserved`: the administrator keeps it from this namespace, and no
-    other service need have it."""
+    """A served name that this service wants and does not get, and why. `reserved`: the administrator keeps it from this namespace."""
 
     name: str
     why: str

@@ -22,7 +22,6 @@ from pagoda_contracts.names import (
     LABEL_MANAGED_BY,
     LABEL_NAME,
     MANAGED_BY,
-    SUBJECTS_KEY,
 )
 
 from pagoda_operator.api.errors import ClusterError, Denied
@@ -60,11 +59,12 @@ def _reference(owner: Owner) -> dict[str, Any]:
 
 
 class TokenKeys:
-    """Keeps the copies. `newest_key`: id of the key that signed our own newest token, "" if we have none. `subjects`: account → role."""
+    """Keeps the copies. `newest_key`: id of the key that signed our own newest token, "" if we have none. `accounts`: the file of our
+    accounts, by its name. Files of other installations stay."""
 
-    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "", subjects: Mapping[str, str] | None = None) -> None:
+    def __init__(self, cluster: Cluster, newest_key: Callable[[], str] = lambda: "", accounts: Mapping[str, str] | None = None) -> None:
         self._cluster, self._newest_key = cluster, newest_key
-        self._accounts = {SUBJECTS_KEY: json.dumps(subjects, sort_keys=True, indent=1)} if subjects else {}
+        self._accounts = dict(accounts or {})
         self._text = ""
         # Each copy as it was last read. Those of another name belong to the chart, for the gateways: only their data is ours.
         self._copies: dict[Key, Json] = {}
@@ -147,7 +147,7 @@ class TokenKeys:
     async def _apply(self, copy: Json, owners: list[Json]) -> None:
         """At exactly the version that was read; after a Conflict the next attempt reads it again."""
         key = _key(copy)
-        wanted = _manifest(key.namespace, self._data(), owners)
+        wanted = _manifest(key.namespace, (copy.get("data") or {}) | self._data(), owners)
         if key.name != JWKS_CONFIG_MAP:
             wanted["metadata"] = {"name": key.name, "namespace": key.namespace}
         await apply(self._cluster, (Apply(CONFIG_MAPS, wanted, Child(CONFIG_MAPS, copy)),))

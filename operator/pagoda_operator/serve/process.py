@@ -187,8 +187,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     signals.measured = lambda key: made.queue.add(key) if scaler.demand_changed(key, idle=signals.idle(key)) else None
     view = InventoryView(made.caches)
     inventory = NodePools(made.cluster, view, settings.lease_namespace, time.time)
-    subjects = settings.callers.subjects() if settings.callers else None
-    keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "", subjects)
+    keys = TokenKeys(made.cluster, own.newest_key if own else lambda: "", settings.callers.file() if settings.callers else None)
     quotas = Quotas(
         made.cluster,
         lambda: [quota.within(settings.namespaces) for quota in made.caches.all(QUOTAS)],

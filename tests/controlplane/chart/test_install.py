@@ -287,6 +287,9 @@ def test_a_tour_of_the_page_on_installation(cluster, kube, helm, harness, tour, 
     with Kubelet(kube, harness.node):
         for install in tour("Install, values, upgrade, uninstall"):
             install()
+        for beside in tour("Two installs in one cluster"):
+            beside()
+        cluster.helm("uninstall", "blue", "--namespace", "pagoda-blue")
         with operated(kube, tmp_path):
             harness.prepare()
             harness.apply()

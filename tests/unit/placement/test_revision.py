@@ -2,11 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagoda_contracts.names import LABEL_CLASS
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES
 from pagoda_placement.revision import identify
-from support.harness.harness import Harness
 
 BASE = {"model": {"uri": "pvc://models/tiny"}, "accelerators": [{"cpu": {"cores": "250m", "memory": "1Gi"}}]}
 
@@ -76,12 +73,3 @@ def test_another_adopt_value_is_another_revision():
     names = [identify("x", spec, spec.accelerators[0]).name for spec in specs]
     assert len(set(names)) == 3
     assert names[0] == names[3]
-
-
-def test_children_and_pods_have_the_class_of_their_service():
-    harness = Harness()
-    harness.api.edit(SERVICES, "ns", "tiny", lambda body: body["metadata"].update(labels={LABEL_CLASS: "blue"}))
-    harness.settle()
-    made = [body for resource in (*CHILD_RESOURCES, PODS) for body in harness.api.of(resource)]
-    assert {body["metadata"]["labels"].get(LABEL_CLASS) for body in made} == {"blue"}
-    assert len({body["kind"] for body in made}) == 6

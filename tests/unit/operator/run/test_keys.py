@@ -14,7 +14,7 @@ from pagoda_contracts.names import (
     LABEL_NAME,
     ROLE_GATEWAY,
     ROLE_OPERATOR,
-    SUBJECTS_KEY,
+    subjects_key,
 )
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, SettingsError, Unavailable
@@ -198,13 +198,25 @@ def test_of_the_charts_copy_only_the_data_is_written_and_nothing_of_another_prog
 
 def test_the_accounts_of_the_next_installation_take_the_place_of_the_earlier_ones(api):
     one, later = owner(api), CALLERS.model_copy(update={"gateway": "elsewhere/models-gateway"})
-    asyncio.run(TokenKeys(api, subjects=CALLERS.subjects()).ensure(one))
-    assert json.loads(copy_in(api)["data"][SUBJECTS_KEY]) == {subject: role for role, subject in SUBJECTS.items()}
-    keys = TokenKeys(api, subjects=later.subjects())
+    asyncio.run(TokenKeys(api, accounts=CALLERS.file()).ensure(one))
+    assert json.loads(copy_in(api)["data"][subjects_key()]) == {subject: role for role, subject in SUBJECTS.items()}
+    keys = TokenKeys(api, accounts=later.file())
     for _ in range(2):
         asyncio.run(keys.refresh())
-    assert json.loads(copy_in(api)["data"][SUBJECTS_KEY])["system:serviceaccount:elsewhere:models-gateway"] == ROLE_GATEWAY
+    assert json.loads(copy_in(api)["data"][subjects_key()])["system:serviceaccount:elsewhere:models-gateway"] == ROLE_GATEWAY
     assert (kids(copy_in(api)), len(api.journal)) == (["one"], 2)
+
+
+def test_two_installations_with_classes_write_side_by_side(api):
+    one, blue = owner(api), CALLERS.model_copy(update={"gateway": "blue/blue-gateway", "service_class": "blue"})
+    both = [TokenKeys(api, accounts=callers.file()) for callers in (CALLERS, blue)]
+    asyncio.run(both[0].ensure(one))
+    for keys in (*both, *both):
+        asyncio.run(keys.refresh())
+    assert len(api.journal) == 2, "neither undoes the other's"
+    files = copy_in(api)["data"]
+    assert ["blue-gateway" in files[subjects_key(name)] for name in ("", "blue")] == [False, True]
+    assert blue.auth().tokens.subjects_file == f"{JWKS_DIR}/subjects.blue.json"
 
 
 def test_a_deleted_or_edited_copy_is_restored(api):
@@ -256,7 +268,7 @@ def test_a_replicas_config_names_its_callers_and_the_key_file(api):
     auth = DaemonConfig.model_validate_json(config_map["data"][DAEMON_CONFIG_KEY]).auth
     assert auth.tokens.jwks_file == f"{JWKS_DIR}/{JWKS_KEY}"
     assert auth.tokens.subjects == {subject: role for role, subject in SUBJECTS.items()}
-    assert (auth.tokens.subjects_file, auth.tokens.issuer) == (f"{JWKS_DIR}/{SUBJECTS_KEY}", None)
+    assert (auth.tokens.subjects_file, auth.tokens.issuer) == (f"{JWKS_DIR}/{subjects_key()}", None)
     pod = deployment["spec"]["template"]["spec"]
     assert {"name": "jwks", "configMap": {"name": JWKS_CONFIG_MAP}} in pod["volumes"]
     assert {"name": "jwks", "mountPath": JWKS_DIR, "readOnly": True} in pod["containers"][0]["volumeMounts"]

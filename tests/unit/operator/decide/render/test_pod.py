@@ -8,6 +8,7 @@ from pagoda_contracts.names import (
     ANNOTATION_DEVICES,
     ANNOTATION_DRAIN_DEADLINE,
     GROUP,
+    LABEL_CLASS,
     LABEL_COMPONENT,
     LABEL_REVISION,
     LABEL_SERVICE,
@@ -16,12 +17,13 @@ from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.state import Key
+from pagoda_operator.api.state import CHILD_RESOURCES, PODS, SERVICES, Key
 from pagoda_operator.decide.render.children import Owner, core_service
 from pagoda_operator.decide.render.inspection import inspect_pod
 from pagoda_operator.decide.render.pod import Inputs, daemon_config, pod_template
 from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_placement.revision import identify
+from support.harness.harness import Harness
 
 LABELS = {"a": "label", "serving.pagoda.dev/service": "tiny", "serving.pagoda.dev/service-uid": "uid"}
 
@@ -248,3 +250,12 @@ def test_a_profile_against_the_operator_is_the_profiles_fault():
     with pytest.raises(SpecProblem, match=r"the profile's podTemplate sets spec\.containers\[daemon\]\.image") as refused:
         pod_template(inputs({"podTemplate": {"spec": {"containers": [{"name": "daemon", "image": "other"}]}}}))
     assert refused.value.reason.name == "InvalidProfile"
+
+
+def test_children_and_pods_have_the_class_of_their_service():
+    harness = Harness()
+    harness.api.edit(SERVICES, "ns", "tiny", lambda body: body["metadata"].update(labels={LABEL_CLASS: "blue"}))
+    harness.settle()
+    made = [body for resource in (*CHILD_RESOURCES, PODS) for body in harness.api.of(resource)]
+    assert {body["metadata"]["labels"].get(LABEL_CLASS) for body in made} == {"blue"}
+    assert len({body["kind"] for body in made}) == 6
