@@ -107,13 +107,13 @@ def test_replicas_are_not_awaited_while_the_service_waits_for_a_person(status: s
     said = {"conditions": [stalled | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
     spec = InferenceServiceSpec.model_validate(service_body()["spec"])
     meta = ObjectMeta(name="tiny", namespace="ns", uid="uid-tiny", generation=3)
-    assert (basis_of(Observed(meta, said, spec), None).arrives_until > 0) == awaited
+    assert (basis_of(Observed(meta, said, spec=spec), None).arrives_until > 0) == awaited
 
 
 def test_replicas_are_awaited_for_the_time_that_the_profile_allows_a_start() -> None:
     spec = InferenceServiceSpec.model_validate(service_body()["spec"])
     profile = ServingProfileSpec.model_validate(profile_body(nodeDeadline="3h")["spec"])
-    observed = Observed(ObjectMeta(name="tiny"), {}, spec, profile=profile, pods=(Pod("tiny-1", "r1", "cpu", created=1000.0),))
+    observed = Observed(ObjectMeta(name="tiny"), {}, spec=spec, profile=profile, pods=(Pod("tiny-1", "r1", "cpu", created=1000.0),))
     assert basis_of(observed, None).arrives_until == 1000.0 + 3 * 3600
 
 
