@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
+from importlib import resources
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent / "common"))
 
 import numpy as np
 from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
@@ -33,7 +30,13 @@ from pagoda_daemon.simulated.replay.run import Simulation
 from pagoda_daemon.simulated.replay.trace import drawn
 from pagoda_sizing.devices import find
 from pagoda_sizing.families import parse_model
-from simulate_models import llama
+
+
+def llama() -> dict[str, Any]:
+    """The catalogue's config of Llama-3.1-8B."""
+    known = json.loads(resources.files("pagoda_sizing").joinpath("data/models.json").read_text())
+    config: dict[str, Any] = next(entry["config"] for entry in known if entry["name"] == "meta-llama/Llama-3.1-8B")
+    return config
 
 
 class Meter:

@@ -45,7 +45,7 @@ CONTEXT = 512
 PROBE_BYTES = 2**29
 
 
-def make_model(model: Model, directory: Path, context: int = CONTEXT) -> None:
+def make_model(model: Model, directory: Path) -> None:
     """A checkpoint as transformers would write it."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -57,7 +57,7 @@ def make_model(model: Model, directory: Path, context: int = CONTEXT) -> None:
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.hidden // model.heads,
-        "max_position_embeddings": context,
+        "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",

@@ -1,7 +1,7 @@
 """Our engine without a front: the real loop, scheduler and worker on a thread of this process, driven through memory.
 
-Imported by bench/engine.py and bench/step_time.py. As a program it is what bench/serve.py compares the served engine with: reads one JSON
-job per line on stdin, {"prompts": [[ids]], "tokens": n}, answers {"seconds", "tokens", "cpu_seconds", "first_token_s"} per line on stdout.
+Imported by bench/engine.py. As a program it is what bench/serve.py compares the served engine with: reads one JSON job per line on stdin,
+{"prompts": [[ids]], "tokens": n}, answers {"seconds", "tokens", "cpu_seconds", "first_token_s"} per line on stdout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from engine_models import CONTEXT
 from pagoda_contracts.launch import DaemonConfig
-from pagoda_daemon.core.messages import Abort, Failed, FromEngine, Ready, RowOutput, Shutdown, StepOutput, Submit
+from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
 from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.runner.forward import NativeForward
@@ -43,9 +42,8 @@ class Run:
 class Ours:
     """Our engine on a thread of this process."""
 
-    def __init__(self, directory: Path, quantization: str | None, *, context: int = CONTEXT, itl_ms: float | None = None) -> None:
-        engine = {"maxModelLen": context, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
-        self._itl_ms = itl_ms
+    def __init__(self, directory: Path, quantization: str | None) -> None:
+        engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
         self._config = DaemonConfig.model_validate({"model": {"path": str(directory), "servedNames": ["m"]}, "engine": engine})
         self._heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
         self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))
@@ -59,33 +57,15 @@ class Ours:
     def run(self, prompts: list[list[int]], tokens: int) -> Run:
         begun, left, stamps, produced = time.perf_counter(), len(prompts), [], 0
         for prompt in prompts:
-            self.ask(prompt, tokens)
+            self._names += 1
+            self._wire.put(Submit(str(self._names), tuple(prompt), Sampling(max_tokens=tokens)))
         while left:
-            stamp, outputs = self.hear()
-            stamps.append((stamp, len(outputs)))
-            produced += sum(len(output.token_ids) for output in outputs)
-            left -= sum(output.finish_reason is not None for output in outputs)
+            stamp, message = self._until(StepOutput)
+            stamps.append((stamp, len(message.outputs)))
+            produced += sum(len(output.token_ids) for output in message.outputs)
+            left -= sum(output.finish_reason is not None for output in message.outputs)
         steps = [(b - a) * 1000 for (a, _), (b, count) in pairwise(stamps) if count == len(prompts)]
         return Run(produced / (stamps[-1][0] - begun), stamps[0][0] - begun, statistics.median(steps or [math.nan]), produced)
-
-    def ask(self, prompt: list[int], tokens: int) -> str:
-        """A request by its id."""
-        self._names += 1
-        self._wire.put(Submit(str(self._names), tuple(prompt), Sampling(max_tokens=tokens)))
-        return str(self._names)
-
-    def hear(self) -> tuple[float, tuple[RowOutput, ...]]:
-        """The next step's outputs, and when they came."""
-        stamp, message = self._until(StepOutput)
-        return stamp, message.outputs
-
-    def end(self, names: Collection[str]) -> None:
-        """Abort requests, and drop what is heard until all of them have ended."""
-        for name in names:
-            self._wire.put(Abort(name))
-        left = set(names)
-        while left:
-            left -= {output.request_id for output in self.hear()[1] if output.finish_reason is not None}
 
     @property
     def weight_bytes(self) -> int:
@@ -103,7 +83,7 @@ class Ours:
         self._thread.join()
 
     def _serve(self) -> None:
-        Engine(self._wire, self._config.engine, self._load, lambda: time.monotonic() * 1000, itl_ms=self._itl_ms).run(lambda: False)
+        Engine(self._wire, self._config.engine, self._load, lambda: time.monotonic() * 1000).run(lambda: False)
 
     def _load(self, progress: Any) -> ModelWorker:
         self._worker = ModelWorker.load(self._config, progress)

@@ -60,9 +60,7 @@ class EngineConfig(_Section):
 
     max_model_len: int | None = Field(default=None, description="Longest prompt plus answer, in tokens. Default: the model's limit.")
     max_concurrency: int = Field(default=64, description="Requests that decode at the same time.")
-    token_budget: int = Field(
-        default=512, ge=16, description="Most tokens computed per step: all decodes first, then prefill chunks. `slo.itl` may allow fewer."
-    )
+    token_budget: int = Field(default=512, ge=16, description="Tokens computed per step: all decodes first, then prefill chunks.")
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Type of weights, activations and KV.")
     device: Literal["auto", "cpu", "cuda"] | None = Field(
         default=None, description="Where weights and KV live. auto (default) is cuda if the container has one, else cpu."
@@ -128,14 +126,10 @@ class HealthConfig(_Section):
 
 
 class SloConfig(_Section):
-    """The latency that clients are promised. Goodput counts the answers that met it, and prompts wait for `itl`."""
+    """The latency that clients are promised. Goodput counts the answers that met it."""
 
     ttft: Duration | None = Field(default=None, description="Arrival to first token.")
-    itl: Duration | None = Field(
-        default=None,
-        description="Mean time per token after the first, of an answer. A step computes only as many tokens of prompts as let it end in "
-        "this time, at least one block. Default for steps: 4 times a step without prompts, at least 50 ms.",
-    )
+    itl: Duration | None = Field(default=None, description="Mean time per token after the first, of an answer.")
 
 
 class TlsConfig(_Section):

@@ -187,12 +187,6 @@ WAITING_TOKENS: Final = _gauge(
 )
 KV_BLOCKS: Final = _gauge("pagoda_daemon_kv_blocks", "KV blocks, used or free", "state")
 STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
-PROMPT_STEPS: Final = _counter(
-    "pagoda_daemon_prompt_steps",
-    "Steps that computed prompts, by what bounded their size: full (tokenBudget), alone (full, as no interactive request decoded), "
-    "unlearned (full, as the cost of a step is not known yet), time (to end in time for requests that decode), least (a block, late)",
-    "bound",
-)
 LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of the model is loaded, 0..1")
 ENGINE_HEARTBEAT_AGE: Final = _gauge("pagoda_daemon_engine_heartbeat_age_seconds", "Age of the engine's heartbeat")
 STEP_AGE_RATIO: Final = _gauge("pagoda_daemon_step_age_ratio", "Age of the step under way over its predicted length, 0 when idle")
@@ -215,8 +209,8 @@ DAEMON_HTTP: Final = (HTTP_REQUESTS, HTTP_SECONDS)
 DAEMON_OWN: Final = (
     *(FINE_FIRST_TOKEN, FINE_INTER_TOKEN, FINE_PER_TOKEN, FINE_PREPARE, FINE_QUEUE, FINE_PREFILL, STEP_SECONDS, CHUNKS),
     *(SLO_TARGET, SLO_REQUESTS, GOODPUT_TOKENS, REFUSALS, RESPONSES),
-    *(PHASE, IN_FLIGHT, PREPARING, WAITING_TOKENS, KV_BLOCKS, STEPS, PROMPT_STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE),
-    *(STEP_AGE_RATIO, DEEP_CHECKS, BUILD_INFO),
+    *(PHASE, IN_FLIGHT, PREPARING, WAITING_TOKENS, KV_BLOCKS, STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE, STEP_AGE_RATIO),
+    *(DEEP_CHECKS, BUILD_INFO),
 )
 DAEMON_PROCESS: Final = (PROCESS_CPU, PROCESS_OPEN_FDS, PROCESS_MAX_FDS, PROCESS_VIRTUAL, PROCESS_RESIDENT, PROCESS_START)
 DAEMON: Final = (*DAEMON_VLLM, *DAEMON_HTTP, *DAEMON_PROCESS, *DAEMON_OWN)

@@ -15,13 +15,10 @@ RatioOrDuration = Annotated[str, StringConstraints(max_length=48, pattern=RATIO_
 
 
 class SloSpec(Model):
-    """The latency that clients are promised. Goodput counts the answers that met it. Steps of the engine are sized by `itl`."""
+    """The latency that clients are promised. Goodput counts the answers that met it."""
 
     ttft: Duration | None = Field(default=None, description="Time to first token, a duration such as 800ms.")
-    itl: Duration | None = Field(
-        default=None,
-        description="Time between tokens, a duration such as 50ms. Replicas compute prompts in pieces that let running answers keep it.",
-    )
+    itl: Duration | None = Field(default=None, description="Time between tokens, a duration such as 50ms.")
 
 
 class CanaryStep(Model):

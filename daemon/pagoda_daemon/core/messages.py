@@ -140,8 +140,8 @@ class Computed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine counted since it began, by the buckets of the contracts' metrics of these names; empty: nothing yet. `budgets`: steps
-    with prompts, by what bounded them. `deferred` is of now: answers that wait for the prompt which another of their request computes."""
+    """What the engine counted since it began, by the buckets of the contracts' metrics of these names; empty: nothing yet. `deferred` is
+    of now: answers that wait for the prompt which another one of their request computes."""
 
     step_tokens: tuple[int, ...] = ()
     step_tokens_sum: int = 0
@@ -151,7 +151,6 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     deferred: int = 0
     residence: Residence = Residence()
     computed: Computed = Computed()
-    budgets: dict[str, int] = {}
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -270,15 +269,16 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Sent by the engine's loop every 100 ms, every 250 ms when idle. `cost_us`: microseconds of a step, of each prompt token in it, each
-    token that a row looks back at, each token sampled. Times: milliseconds of the engine's monotonic clock, which is the front's too."""
+    """Sent by the engine's loop every 100 ms, every 250 ms when idle. `cost_us` is what a step takes, each token in it and each token that
+    its rows look back at, in microseconds. Times: the engine's monotonic clock, milliseconds
+    (CLOCK_MONOTONIC is one clock for the whole machine, so the front may subtract). `step_started_ms` 0 when idle."""
 
     sent_at_ms: int
     step_started_ms: int
     predicted_step_ms: int
     stats: Stats
     tally: Tally = Tally()
-    cost_us: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    cost_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
     adapters: tuple[AdapterUse, ...] = ()
 
 

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,8 +60,6 @@ def _own_process() -> None:
 
 
 def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
-    from pagoda_contracts.units import parse_duration
-
     from pagoda_daemon.engine.exits import exit_code, failure
     from pagoda_daemon.engine.loop import Engine
     from pagoda_daemon.engine.wire import Wire
@@ -76,9 +73,7 @@ def _run(config_path: Path, inbox: str, outbox: str, parent: int) -> int:
         from pagoda_daemon.runner.host import Host
 
         pools = pool_maker(Path(config.model.path) / "tokenizer.json", Host().cores())
-        itl_ms = None if config.slo is None or config.slo.itl is None else parse_duration(config.slo.itl) * 1000
-        build = partial(build_worker, config)
-        engine = Engine(wire, config.engine, build, lambda: time.monotonic() * 1000, pools, itl_ms)
+        engine = Engine(wire, config.engine, lambda progress: build_worker(config, progress), lambda: time.monotonic() * 1000, pools)
         with kv_events(config) as events:
             engine.publish(events)
             return engine.run(lambda: os.getppid() != parent)

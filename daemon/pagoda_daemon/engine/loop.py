@@ -74,8 +74,7 @@ class CacheEvents(Protocol):
 
 
 class Engine:
-    """Made with a wire, a clock in monotonic milliseconds, what builds the worker, what makes a pool for grammars, and the latency between
-    two tokens that clients are promised."""
+    """Made with a wire, a clock in monotonic milliseconds, what builds the worker, and what makes a pool for grammars."""
 
     def __init__(
         self,
@@ -84,10 +83,9 @@ class Engine:
         build: Callable[[Progress], Worker],
         clock_ms: Callable[[], float],
         make_pool: MakePool | None = None,
-        itl_ms: float | None = None,
     ) -> None:
         self._wire = wire
-        self._config, self._itl_ms = config, itl_ms
+        self._config = config
         self._clock_ms = clock_ms
         self._progress = 0.0
         self._early: list[ToEngine] = []
@@ -186,9 +184,9 @@ class Engine:
                 self._lose(self._state, outcome)
 
     def _open(self, limits: WorkerLimits, adapters: AdapterStore | None) -> None:
-        config, itl_ms = self._config, self._itl_ms
+        config = self._config
         caching = config.prefix_caching is not False
-        self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget, prefix_caching=caching, itl_ms=itl_ms))
+        self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget, prefix_caching=caching))
         if self._events is not None:
             self._events.begin(self._state)
         self._wire.send(Loading(1.0))
@@ -267,7 +265,7 @@ class Engine:
 
     def _beat(self) -> None:
         self._beat_ms = self._clock_ms()
-        state, predicted, stats, tally, cost = self._state, 0, Stats(), Tally(), (0.0, 0.0, 0.0, 0.0)
+        state, predicted, stats, tally, cost = self._state, 0, Stats(), Tally(), (0.0, 0.0, 0.0)
         adapters = () if state is None else uses(state)
         if state is None:
             self._wire.send(Loading(self._progress))

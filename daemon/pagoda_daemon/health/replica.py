@@ -97,7 +97,7 @@ class Replica:
     limits: Ready | None = None
     stats: Stats = field(default_factory=Stats)
     tally: Tally = field(default_factory=Tally)
-    cost_us: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    cost_us: tuple[float, float, float] = (0.0, 0.0, 0.0)
     adapters: tuple[AdapterUse, ...] = ()
     prefixes: PrefixBook = field(default_factory=PrefixBook)
     drain: Drain = field(default_factory=Drain)

@@ -19,7 +19,6 @@ from pagoda_daemon.metrics.work import ModelWork
 
 _ENGINE: Final = "0"  # one engine per replica
 _REFUSALS: Final = ("queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired")
-_BOUNDS: Final = ("full", "alone", "unlearned", "time", "least")
 _CROWDED: Final = ("queue_full", "load_shed")
 _SOURCES: Final = ("device", "host", "p2p", "disk", "external_unspecified")
 _NEVER: Final = (
@@ -133,7 +132,6 @@ def _engine(replica: Replica) -> Scalars:
         names.WAITING_TOKENS: stats.waiting_tokens,
         names.KV_BLOCKS: {("used",): stats.blocks_used, ("free",): stats.blocks_free},
         names.STEPS: stats.steps,
-        names.PROMPT_STEPS: {(bound,): tally.budgets.get(bound, 0) for bound in _BOUNDS},
         # What is not built has happened never: zero is the truth, and what reads these names finds them.
         **dict.fromkeys(_NEVER, 0),
         names.ACCEPTED_PER_POSITION: {},

@@ -19,7 +19,6 @@ from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.process import stand_alone
 from pagoda_daemon.text.tokens import ModelText
 
-_NOBODY_READS_ALONG: Final = {"itl": "1h"}  # so steps are full: only the end counts
 _PLACES: Final = ("revision", "download_dir", "chat_template")
 
 
@@ -32,8 +31,7 @@ def config_of(model: str | Path, given: Mapping[str, Any]) -> DaemonConfig:
     section: dict[str, Any] = {"path": str(folder), "servedNames": [stand_alone.name_of(str(model))]}
     if (template := places["chat_template"]) is not None:
         section["chatTemplate"] = str(template)
-    engine = {name: value for name, value in given.items() if name not in _PLACES}
-    return stand_alone.checked({"model": section, "engine": engine, "slo": _NOBODY_READS_ALONG})
+    return stand_alone.checked({"model": section, "engine": {name: value for name, value in given.items() if name not in _PLACES}})
 
 
 class OwnEngine:

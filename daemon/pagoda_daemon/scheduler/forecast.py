@@ -1,5 +1,4 @@
-"""Forecast: how large the next step may be, and when a request that comes now would get its first token. Read by `scheduler.plan` and
-`scheduler.overload`; fed by `commit` and `plan`; pure.
+"""Forecast: when a request that comes now would get its first token. Read by `scheduler.overload`; fed by `commit` and `plan`; pure.
 
 Three things may have to happen first: the prompts that would be served before it are computed, a row becomes free, blocks become free.
 The first is tokens over what a step leaves for prompts; the others are a number of answers that must end, which end at the rate at which
@@ -11,21 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from pagoda_daemon.core.arrays import Ints
-from pagoda_daemon.scheduler.cost import StepBudget, Within, Work, step_budget
-from pagoda_daemon.scheduler.request import FIRST_BATCH
 from pagoda_daemon.scheduler.state import State
-
-
-def sized(state: State, decodes: Ints, depth: int) -> StepBudget:
-    """Of a step in which the rows `decodes` get a token, and prompts go on that are computed up to `depth`. Nobody reads along what the
-    tier batch gets: it alone makes no step smaller."""
-    limits, rows = state.limits, state.rows
-    read_along = bool((rows.rank[decodes] < FIRST_BATCH).any())
-    beside = Work.decodes(decodes.size, int(rows.fed[decodes].sum())) if read_along else Work(0)
-    return step_budget(state.step_cost, beside, depth, Within(limits.token_budget, limits.worker.block_size, limits.itl_ms))
 
 
 class Ahead(NamedTuple):
@@ -56,21 +41,22 @@ def first_token_ms(state: State, rank: int, slot: int, prompt: int) -> float:
     """Predicted; 0 while no step was measured."""
     before = ahead(state, rank, slot, prompt)
     work = before.tokens + prompt + state.rows.prefill_tokens()
-    most = _prompt_tokens(state)
-    step = step_ms(state, min(work, most))
+    step = full_step_ms(state, work)
     under_way = step if state.in_flight else 0.0
-    return under_way + math.ceil(work / most) * step + _ends_needed(state, before, prompt) * ms_per_end(state)
+    steps = math.ceil(work / _prompt_tokens(state))
+    return under_way + steps * step + _ends_needed(state, before, prompt) * ms_per_end(state)
 
 
-def step_ms(state: State, tokens: int) -> float:
-    """A step in which every running request gets a token and prompts so many."""
-    return state.step_cost.milliseconds(_decodes(state).with_prompt(tokens, round(state.step_cost.depth)))
+def full_step_ms(state: State, work: int) -> float:
+    """A step in which every running request gets a token and prompts get the rest, or as much as there is."""
+    running = len(state.row_of)
+    tokens = min(state.limits.token_budget, running + work)
+    return state.step_cost.milliseconds(tokens, int(state.rows.fed.sum()) + min(work, state.limits.token_budget))
 
 
 def drain_ms(state: State, tokens: int) -> float:
     """How long until so many tokens of prompts are computed."""
-    most = _prompt_tokens(state)
-    return tokens / most * step_ms(state, min(tokens, most)) if tokens > 0 else 0.0
+    return tokens / _prompt_tokens(state) * full_step_ms(state, tokens) if tokens > 0 else 0.0
 
 
 def blocks_ms(state: State, blocks: int) -> float:
@@ -83,18 +69,12 @@ def ms_per_end(state: State) -> float:
     running = len(state.row_of)
     if not running:
         return 0.0
-    return state.habits.generated * state.step_cost.milliseconds(_decodes(state)) / running
-
-
-def _decodes(state: State) -> Work:
-    """Of all running requests, also of those whose prompts are under way: they will."""
-    return Work.decodes(len(state.row_of), int(state.rows.fed.sum()))
+    step = state.step_cost.milliseconds(running, int(state.rows.fed.sum()))
+    return state.habits.generated * step / running
 
 
 def _prompt_tokens(state: State) -> int:
-    """Of the next steps."""
-    rows = np.flatnonzero(state.rows.live).astype(np.int32)
-    return max(1, sized(state, rows, round(state.step_cost.depth)).tokens - rows.size)
+    return max(1, state.limits.token_budget - len(state.row_of))
 
 
 def _ends_needed(state: State, before: Ahead, prompt: int) -> float:

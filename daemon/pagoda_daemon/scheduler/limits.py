@@ -15,8 +15,7 @@ _LOGPROB_BYTES = 256 * 2**20
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`token_budget` tokens a step, `max_concurrency` rows, `queue_tokens` of prompts that wait; `committed_blocks` bounds the worst case
-    of all that was admitted, `logprob_bytes` what its logprobs may hold. `itl_ms`: what no gap between two tokens should exceed because of
-    prompts in the same step; None: `scheduler.cost` chooses."""
+    of all that was admitted, `logprob_bytes` what its logprobs may hold."""
 
     worker: WorkerLimits
     max_concurrency: int
@@ -25,12 +24,9 @@ class Limits:
     committed_blocks: int = 0
     logprob_bytes: int = _LOGPROB_BYTES
     prefix_caching: bool = True
-    itl_ms: float | None = None
 
     @classmethod
-    def of(
-        cls, worker: WorkerLimits, max_concurrency: int, token_budget: int, *, prefix_caching: bool = True, itl_ms: float | None = None
-    ) -> Limits:
+    def of(cls, worker: WorkerLimits, max_concurrency: int, token_budget: int, *, prefix_caching: bool = True) -> Limits:
         """A budget smaller than the rows is raised to them: every running request gets a token in every step."""
         queue_tokens = _QUEUED_POOLS * max(worker.blocks_total * worker.block_size, worker.max_model_len)
         return cls(
@@ -40,7 +36,6 @@ class Limits:
             queue_tokens,
             committed_blocks=(_QUEUED_POOLS + 1) * worker.blocks_total,
             prefix_caching=prefix_caching,
-            itl_ms=itl_ms,
         )
 
     def blocks(self, tokens: int) -> int:

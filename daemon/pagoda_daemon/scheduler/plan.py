@@ -1,9 +1,9 @@
 """plan: which tokens the next step computes. Called by the engine's loop; pure, time is a parameter.
 
-One budget of tokens per step, such that it is predicted to end in time for its decodes (`cost.step_budget`). First every decode, in row
-order: a running request gets its next token in every step, so no gap between its tokens exceeds one. Then prompts: the oldest under way
-gets half of what is left, the others under way, shortest first, half of the rest, new requests in the queue's order the other half; what
-these leave over goes back. So a long prompt never holds up a short one behind it, and loses at most half of its speed to them.
+One budget of tokens per step. First every decode, in row order: a running request gets its next token in every step, so no gap between
+its tokens exceeds one step of a full budget. Then prompts: those under way share half of what is left, in order of arrival; the rest goes
+to new requests in the queue's order, and what these leave over goes back to the prompts under way. So a long prompt never holds up a short
+one behind it, and loses at most half of its speed to them.
 
 When blocks run out for a decode, the least deserving request gives up its row and waits at the head of its queue with all its tokens; its
 blocks stay known, so what is not overwritten need not be computed again. A request is admitted only when every row could still grow by a
@@ -21,12 +21,9 @@ from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.kv.accounts import NO_MATCH
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
-from pagoda_daemon.scheduler.cost import StepBudget
 from pagoda_daemon.scheduler.deep_check import alone
 from pagoda_daemon.scheduler.draws import sampling_rows
-from pagoda_daemon.scheduler.forecast import sized
 from pagoda_daemon.scheduler.request import FIRST_BATCH, Request
-from pagoda_daemon.scheduler.rows import Rows
 from pagoda_daemon.scheduler.state import Flight, State
 from pagoda_daemon.scheduler.steady import note, repeat
 
@@ -42,9 +39,8 @@ _PASS_OVER = 16
 class _Draft:
     """A plan while it is made: rows that decode, and prompts with how many tokens each feeds."""
 
-    def __init__(self, most: int, decodes: Ints) -> None:
-        self.most, self.left = most, most - decodes.size
-        self.budget: StepBudget | None = None
+    def __init__(self, budget: int, decodes: Ints) -> None:
+        self.left = budget - decodes.size
         self.decodes = decodes
         self.chunks: dict[int, int] = {}
 
@@ -52,14 +48,6 @@ class _Draft:
         if count > 0:
             self.chunks[row] = self.chunks.get(row, 0) + count
             self.left -= count
-
-    def bound(self, budget: StepBudget) -> None:
-        """Before anything is fed."""
-        self.budget, self.left = budget, budget.tokens - self.decodes.size
-
-    def is_long(self, tokens: int) -> bool:
-        """Whether a step of the full budget would not hold so many."""
-        return tokens > self.left + (self.most - self.budget.tokens if self.budget else 0)
 
     @property
     def size(self) -> int:
@@ -112,7 +100,7 @@ def _trial(state: State) -> _Draft | None:
 
 def may_plan_ahead(state: State) -> bool:
     """Whether to plan the next step while one is on its way: steps are short, and no request waits that could start in it."""
-    return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].work) < _WORTH_AHEAD_MS
+    return not state.waiting and state.step_cost.milliseconds(state.in_flight[-1].tokens) < _WORTH_AHEAD_MS
 
 
 def _decodes(state: State) -> Ints:
@@ -133,29 +121,21 @@ def _decodes(state: State) -> Ints:
 
 
 def _prompts(state: State, draft: _Draft, now_ms: float) -> None:
-    rows, waiting = state.rows, bool(state.waiting)
+    rows = state.rows
     under_way = np.flatnonzero(rows.need() > 1).astype(np.int32)
-    if not under_way.size and not waiting:
-        return
-    draft.bound(sized(state, draft.decodes, int(rows.fed[under_way].max(initial=0))))
-    oldest, others = _in_turn(rows, under_way)
-    _continue(state, draft, oldest, -(-draft.left // 2))
+    under_way = under_way[np.argsort(rows.arrival[under_way])] if under_way.size > 1 else under_way
+    waiting = bool(state.waiting)
+    if under_way.size:
+        share = draft.left - draft.left // 2 if waiting else draft.left
+        _continue(state, draft, under_way, share)
     if waiting:
-        _continue(state, draft, others, -(-draft.left // 2))
         _admit(state, draft, now_ms, int(under_way.size))
-    _continue(state, draft, others, draft.left)
-    _continue(state, draft, oldest, draft.left)
-
-
-def _in_turn(rows: Rows, under_way: Ints) -> tuple[Ints, Ints]:
-    """The prompt that came first, and the others, the shortest first."""
-    by_arrival = under_way[np.argsort(rows.arrival[under_way])]
-    others = by_arrival[1:]
-    return by_arrival[:1], others[np.argsort(rows.need()[others], kind="stable")]
+        if under_way.size:
+            _continue(state, draft, under_way, draft.left)
 
 
 def _continue(state: State, draft: _Draft, rows: Ints, share: int) -> None:
-    """Feed prompts under way, in the order given, at most `share` tokens together."""
+    """Feed prompts under way, the oldest first, at most `share` tokens together."""
     for row in rows.tolist():
         if share <= 0:
             return
@@ -189,7 +169,7 @@ def _admit(state: State, draft: _Draft, now_ms: float, under_way: int) -> None:
             continue
         match = _known(state, request)
         left = request.tokens.size - len(match.blocks) * state.limits.worker.block_size - match.tail_tokens
-        if draft.is_long(left) and under_way >= _UNDER_WAY:
+        if left > draft.left and under_way >= _UNDER_WAY:
             passed.add(request.key)
             continue
         if not _fits(state, request, match):
@@ -198,7 +178,7 @@ def _admit(state: State, draft: _Draft, now_ms: float, under_way: int) -> None:
         if request.course.seated_ms is None:
             request.course.seated_ms = now_ms
         draft.feed(row, _chunk(state, row, 0, draft.left))
-        under_way += draft.is_long(left)
+        under_way += left > draft.left
 
 
 def _known(state: State, request: Request) -> Match:
@@ -288,7 +268,7 @@ def _launch(state: State, draft: _Draft, now_ms: float) -> StepPlan:
     source.tokens[sampled, source.target[sampled]] = LAST_SAMPLED
     source.target[sampled] += 1
     source.waits[sampled] = source.constrained[sampled]
-    flight = Flight(step, counts, source.epoch[rows], int(ends.sum()), now_ms, budget=draft.budget if draft.chunks else None)
+    flight = Flight(step, counts, source.epoch[rows], int(ends.sum()), now_ms)
     state.steady = None
     if not draft.chunks:
         note(state, flight)

@@ -19,21 +19,21 @@ from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.kv.index import Match
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.scheduler.compilations import Compilations
-from pagoda_daemon.scheduler.cost import StepBudget, StepCost, Work
+from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.extra_row import with_extra_row
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.order import VirtualTokens, WaitingQueue
 from pagoda_daemon.scheduler.request import Request
 from pagoda_daemon.scheduler.rows import Rows
 from pagoda_daemon.scheduler.slow import LEAST_MS, SlowStep, SlowSteps
-from pagoda_daemon.scheduler.steps import Steps, work_of
+from pagoda_daemon.scheduler.steps import Steps
 
 _HABIT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A plan on its way; `epochs` tell whether a row still serves the request that it was planned for, `budget` what bounds its prompts."""
+    """A plan on its way; `epochs` tell whether a row still serves the request that it was planned for."""
 
     plan: StepPlan
     counts: Ints
@@ -41,13 +41,11 @@ class Flight:
     context: int
     planned_ms: float
     deep_check: DeepCheckPrompt | None = None
-    budget: StepBudget | None = None
 
     @property
-    def work(self) -> Work:
-        """What the device computes."""
-        work = work_of(self.plan, self.context)
-        return work if self.deep_check is None else work.with_prompt(len(self.deep_check.prompt), 0)
+    def tokens(self) -> int:
+        """That the device computes."""
+        return self.plan.tokens + (0 if self.deep_check is None else len(self.deep_check.prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,16 +261,17 @@ class State:
         took_ms = now_ms - max(flight.planned_ms, self.landed_ms)
         if took_ms >= LEAST_MS and self.step_cost.known:
             self.slow.add(self._slow(flight, took_ms))
-        self.step_cost.observe(flight.work, took_ms)
+        self.step_cost.observe(flight.tokens, flight.context, took_ms)
         if flight.plan.rows.size:
-            self.steps.add(work_of(flight.plan, flight.context), took_ms / 1000, flight.budget and flight.budget.bound)
+            self.steps.add(flight.plan, flight.context, took_ms / 1000)
         self.landed_ms = now_ms
         return flight
 
     def _slow(self, flight: Flight, took_ms: float) -> SlowStep:
+        predicted = self.step_cost.milliseconds(flight.tokens, flight.context)
         prompts = flight.counts[flight.counts > 1]
-        held = (flight.plan.rows.size, prompts.size, int(prompts.sum()), flight.context)
-        return SlowStep(took_ms, self.step_cost.milliseconds(flight.work), *held, flight.deep_check is not None)
+        held = (int(flight.plan.rows.size), int(prompts.size), int(prompts.sum()), flight.context)
+        return SlowStep(took_ms, predicted, *held, flight.deep_check is not None)
 
     def lose(self) -> Flight:
         """The oldest plan is over, and how long it took means nothing."""
@@ -284,7 +283,8 @@ class State:
 
     def predicted_step_ms(self) -> int:
         """Of the step under way, or of a single token."""
-        return self.step_cost.predict(self.in_flight[0].work if self.in_flight else Work.decodes(1, 0))
+        flight = self.in_flight[0] if self.in_flight else None
+        return self.step_cost.predict(flight.tokens, flight.context) if flight else self.step_cost.predict(1)
 
     def check(self) -> None:
         """Raise unless blocks, rows and requests agree."""

@@ -1,5 +1,5 @@
-"""Steps: how long they took, how many tokens they computed, by bucket, what bounded them, and what went wrong in them. Kept by
-`scheduler.state`, sent with each heartbeat; a microsecond per step of decodes, ten with prompts."""
+"""Steps: how long they took and how many tokens they computed, by bucket, and what went wrong in them. Kept by `scheduler.state`, sent
+with each heartbeat; a microsecond per step of decodes, ten with prompts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,9 @@ from pagoda_contracts.metrics import ITERATION_TOKENS, STEP_SECONDS
 
 from pagoda_daemon.core.batch import StepPlan
 from pagoda_daemon.core.messages import Computed, Residence, Tally
-from pagoda_daemon.scheduler.cost import BOUNDS, Bound, Work
 
 _TOKENS: Final = ITERATION_TOKENS.buckets
 _SECONDS: Final = STEP_SECONDS.buckets
-
-
-def work_of(plan: StepPlan, context: int) -> Work:
-    """`context` counts the tokens that the plan's rows look back at, their own included."""
-    tokens = plan.tokens
-    if tokens == plan.rows.size:  # nothing but decodes, as most steps
-        return Work.decodes(tokens, context)
-    counts = np.diff(plan.starts).astype(np.int64)
-    pairs = int((counts * (2 * plan.lengths - counts + 1)).sum()) // 2
-    return Work(tokens, context, int(np.count_nonzero(plan.sample)), pairs)
 
 
 class Steps:
@@ -36,17 +25,20 @@ class Steps:
         self._tokens_sum = 0
         self._seconds_sum = 0.0
         self._sampled = self._read = self._pairs = 0
-        self._bounds: dict[str, int] = dict.fromkeys(BOUNDS, 0)
         self.corrupted = 0
 
-    def add(self, work: Work, seconds: float, bound: Bound | None = None) -> None:
-        """`bound`: of a step that computed prompts."""
-        self._read += work.context
-        self._sampled += work.sampled
-        self._pairs += work.pairs
-        if bound is not None:
-            self._bounds[bound] += 1
-        self._count(work.tokens, seconds)
+    def add(self, plan: StepPlan, context: int, seconds: float) -> None:
+        """`context` counts the tokens that the plan's rows look back at, their own included."""
+        tokens = plan.tokens
+        self._read += context
+        if tokens == plan.rows.size:  # nothing but decodes, as most steps
+            self._sampled += tokens
+            self._pairs += context
+        else:
+            counts = np.diff(plan.starts).astype(np.int64)
+            self._sampled += int(np.count_nonzero(plan.sample))
+            self._pairs += int((counts * (2 * plan.lengths - counts + 1)).sum()) // 2
+        self._count(tokens, seconds)
 
     def _count(self, tokens: int, seconds: float) -> None:
         self._tokens[bisect_left(_TOKENS, tokens)] += 1
@@ -57,4 +49,4 @@ class Steps:
     def tally(self, deferred: int, residence: Residence) -> Tally:
         steps = (tuple(self._tokens), self._tokens_sum, tuple(self._seconds), self._seconds_sum)
         computed = Computed(self._tokens_sum, self._sampled, self._read, self._pairs)
-        return Tally(*steps, self.corrupted, deferred, residence, computed, dict(self._bounds))
+        return Tally(*steps, self.corrupted, deferred, residence, computed)

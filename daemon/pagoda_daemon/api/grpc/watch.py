@@ -47,7 +47,7 @@ class Pace:
 def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace: Pace = Pace()) -> State:  # noqa: B008  frozen
     """The state at `now` (monotonic seconds), without news of prefixes."""
     stats, limits = replica.stats, replica.limits
-    base, token, _, _ = replica.cost_us
+    base, token, _ = replica.cost_us
     return State(
         sequence=sequence,
         sent_at_ms=int(now * 1000),
@@ -87,12 +87,11 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
 
 
 def row_us(replica: Replica) -> float:
-    """What one more row adds to a step: looking back at a context as long as the running ones' mean, and choosing a token."""
+    """What one more row adds to a step: what looking back at a context as long as the running ones' mean costs."""
     stats, limits = replica.stats, replica.limits
     if limits is None or not stats.running:
         return 0.0
-    _, _, context, sampled = replica.cost_us
-    return sampled + context * stats.blocks_used * limits.block_size / stats.running
+    return replica.cost_us[2] * stats.blocks_used * limits.block_size / stats.running
 
 
 def with_news(state: State, news: News) -> State:

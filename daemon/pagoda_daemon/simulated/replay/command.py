@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,8 +36,7 @@ def _run(arguments: argparse.Namespace) -> report.Report:
     pace = Pace.read(arguments.model, arguments.device, arguments.quantization, arguments.tensor_parallel)
     worker = Metronome(pace.limits(arguments.block_size, arguments.max_model_len), pace.milliseconds)
     caching = not arguments.no_prefix_caching
-    itl_ms = math.inf if arguments.fixed_budget else arguments.itl_ms
-    limits = Limits.of(worker.limits, arguments.max_concurrency, arguments.token_budget, prefix_caching=caching, itl_ms=itl_ms)
+    limits = Limits.of(worker.limits, arguments.max_concurrency, arguments.token_budget, prefix_caching=caching)
     outcome = Simulation(jobs, worker, limits, arguments.seed).run()
     return report.report(outcome, report.Objective(arguments.ttft_ms, arguments.itl_ms))
 
@@ -52,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel", type=int, default=1, help="devices over which each layer is spread (default: %(default)s)")
     parser.add_argument("--max-concurrency", type=int, default=_DEFAULTS.max_concurrency, help="rows (default: %(default)s)")
     parser.add_argument("--token-budget", type=int, default=_DEFAULTS.token_budget, help="tokens a step (default: %(default)s)")
-    parser.add_argument("--fixed-budget", action="store_true", help="full steps, however long they take; default: steps within --itl-ms")
     parser.add_argument("--block-size", type=int, default=_DEFAULTS.block_size, help="tokens a block (default: %(default)s)")
     parser.add_argument("--max-model-len", type=int, help="longest context (default: the model's)")
     parser.add_argument("--no-prefix-caching", action="store_true", help="compute equal beginnings again")

@@ -256,7 +256,6 @@ AT_LAST = {
     "vllm:corrupted_requests_total": 1,
     "pagoda_daemon_kv_blocks state=free": 4,
     "pagoda_daemon_steps_total": 13,
-    "pagoda_daemon_prompt_steps_total bound=alone": 7,
     "pagoda_daemon_phase phase=ready": 1,
     "pagoda_daemon_load_progress_ratio": 1,
     "pagoda_daemon_deep_checks_total outcome=right": 1,

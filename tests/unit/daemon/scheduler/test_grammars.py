@@ -5,7 +5,6 @@ import pytest
 from pagoda_daemon.core.batch import GREEDY, WorkerLimits
 from pagoda_daemon.core.messages import Grammar
 from pagoda_daemon.core.sampling import Sampling
-from pagoda_daemon.scheduler.cost import Work
 from pagoda_daemon.scheduler.grammars import finish, offer, take_unwatched, wait_ms
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.simulated.device.worker import SimulatedWorker, expected_tokens
@@ -166,7 +165,7 @@ def test_masks_for_requests_that_are_gone_are_dropped():
 def measured(drive, step_ms):
     """The core knows that a step takes so long."""
     for _ in range(20):
-        drive.state.step_cost.observe(Work.decodes(2, 10), step_ms)
+        drive.state.step_cost.observe(2, 10, step_ms)
     drive.state.landed_ms = 1000.0
 
 

@@ -13,7 +13,7 @@ from pagoda_daemon.core.messages import Refusal, Submit
 from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.scheduler import forecast
 from pagoda_daemon.scheduler.admission import MAX_ANSWERS, Arrival, submit
-from pagoda_daemon.scheduler.cost import StepCost, Work
+from pagoda_daemon.scheduler.cost import StepCost
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.overload import logprob_bytes, refuse, worst_blocks
 from pagoda_daemon.scheduler.state import State
@@ -37,7 +37,7 @@ def state(waiting: int = 0, **changes) -> State:
 
 def measured(made: State, base: float = 5.0, per_token: float = 0.1) -> State:
     for tokens in (1, 4, 64, 256) * 20:
-        made.step_cost.observe(Work(tokens), base + per_token * tokens)
+        made.step_cost.observe(tokens, 0, base + per_token * tokens)
     return made
 
 
@@ -188,35 +188,35 @@ def test_step_costs_are_learned_through_noise_and_pauses() -> None:
     for _ in range(600):
         tokens, context = draw.choice((1, 8, 32, 64, 300, 512)), draw.randrange(0, 60_000)
         took = (4.0 + 0.03 * tokens + 1e-4 * context) * draw.uniform(0.95, 1.05)
-        cost.observe(Work(tokens, context), took * (10 if draw.random() < 0.02 else 1))
+        cost.observe(tokens, context, took * (10 if draw.random() < 0.02 else 1))
     for tokens, context in ((1, 0), (64, 30_000), (512, 0), (512, 60_000)):
-        assert cost.milliseconds(Work(tokens, context)) == pytest.approx(4.0 + 0.03 * tokens + 1e-4 * context, rel=0.25)
+        assert cost.milliseconds(tokens, context) == pytest.approx(4.0 + 0.03 * tokens + 1e-4 * context, rel=0.25)
 
 
 def test_the_estimate_follows_soon_when_a_device_becomes_slow() -> None:
     cost = StepCost()
     for _ in range(500):
-        cost.observe(Work(32, 1000), 10.0)
-    cost.observe(Work(32, 1000), 500.0)
-    assert cost.milliseconds(Work(32, 1000)) < 12.0, "one pause is no change"
+        cost.observe(32, 1000, 10.0)
+    cost.observe(32, 1000, 500.0)
+    assert cost.milliseconds(32, 1000) < 12.0, "one pause is no change"
     for _ in range(10):
-        cost.observe(Work(32, 1000), 60.0)
-    assert cost.milliseconds(Work(32, 1000)) == pytest.approx(60.0, rel=0.25)
+        cost.observe(32, 1000, 60.0)
+    assert cost.milliseconds(32, 1000) == pytest.approx(60.0, rel=0.25)
 
 
 def test_a_step_larger_than_any_seen_is_scaled_not_guessed() -> None:
     cost = StepCost()
     for _ in range(50):
-        cost.observe(Work(1), 10.0)
-        cost.observe(Work(64), 80.0)
-    assert [cost.predict(Work(tokens)) for tokens in (1, 64, 128)] == [10, 80, 160]
+        cost.observe(1, 0, 10.0)
+        cost.observe(64, 0, 80.0)
+    assert [cost.predict(tokens) for tokens in (1, 64, 128)] == [10, 80, 160]
 
 
 def test_more_work_is_never_predicted_to_be_quicker() -> None:
     draw, cost = random.Random(9), StepCost()
     for _ in range(200):
-        cost.observe(Work(draw.randrange(1, 500), draw.randrange(0, 5000)), draw.uniform(5.0, 50.0))
-    times = [cost.milliseconds(Work(tokens, context)) for tokens in (1, 100, 400) for context in (0, 1000, 5000)]
+        cost.observe(draw.randrange(1, 500), draw.randrange(0, 5000), draw.uniform(5.0, 50.0))
+    times = [cost.milliseconds(tokens, context) for tokens in (1, 100, 400) for context in (0, 1000, 5000)]
     assert times == sorted(times) or all(a <= b + 1e-9 for a, b in zip(times[::3], times[3::3], strict=False))
     assert min(times) > 0
 

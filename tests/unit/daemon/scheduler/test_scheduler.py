@@ -10,7 +10,6 @@ from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.kv.pool import BrokenAccountsError
 from pagoda_daemon.scheduler.admission import Arrival, abort, refusal, submit
 from pagoda_daemon.scheduler.commit import commit, fail_step
-from pagoda_daemon.scheduler.cost import Work
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_daemon.scheduler.plan import plan
 from pagoda_daemon.scheduler.state import State
@@ -274,7 +273,7 @@ def test_step_time_is_measured_with_the_injected_clock() -> None:
     step = plan(state, 1000.0)
     assert step is not None
     commit(state, StepResult(step.rows, np.array([3], np.int32)), 1042.0)
-    assert state.step_cost.predict(Work.decodes(1, 1)) == 42
+    assert state.step_cost.predict(1) == 42
 
 
 def test_what_a_failed_row_computed_is_not_found_again() -> None:

@@ -198,13 +198,13 @@ def test_a_frame_is_what_the_replica_is():
         running=2, waiting=1, waiting_tokens=9, blocks_used=8, blocks_free=32, blocks_total=40, blocks_cached=5, prefill_tokens=70
     )
     replica.engine_beat, replica.step_started, replica.predicted_step_ms = 9.75, 9.9, 20
-    replica.cost_us, replica.drain = (500.0, 7.0, 0.25, 3.0), Drain(True, False, Until(5, 12_345), 6)
+    replica.cost_us, replica.drain = (500.0, 7.0, 0.25), Drain(True, False, Until(5, 12_345), 6)
     state = frame(replica, Identity(("m",), "r1", "v1"), 4, 10.0, Pace(0.25, 80.0))
     assert (state.phase, state.in_flight, state.running, state.waiting, state.waiting_tokens) == (Phase.PHASE_DRAINING, 3, 2, 1, 9)
     assert (state.requests_admitted, state.requests_ended) == (5, 2)
     assert state.prefill_tokens == 70
     assert (state.blocks_cached, state.engine_heartbeat_age_ms, state.step_age_ms, state.predicted_step_ms) == (5, 250, 100, 20)
-    # 8 blocks of 16 tokens under two rows: 64 tokens to look back at, a quarter of a microsecond each; and 3 to choose one.
-    assert (state.step_base_us, state.step_token_us, state.step_row_us) == (500.0, 7.0, 19.0)
+    # 8 blocks of 16 tokens under two rows: 64 tokens to look back at, a quarter of a microsecond each.
+    assert (state.step_base_us, state.step_token_us, state.step_row_us) == (500.0, 7.0, 16.0)
     assert (state.drain_deadline_unix_ms, state.epoch, state.ttft_p95_ms, state.tokens_per_second) == (12_345, 6, 250, 80.0)
     assert (state.version, state.revision, state.sequence) == ("v1", "r1", 4)
