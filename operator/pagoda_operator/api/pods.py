@@ -101,8 +101,13 @@ class Pod:
 
     @property
     def starting(self) -> bool:
-        """Whether it is on its first way to Ready. One that was Ready before lost that after its daemon began."""
-        return not self.ready and self.restarts == 0 and not 0 < self.steps.loading < self.steps.unready
+        """Whether it is on its first way to Ready."""
+        return not self.ready and self.restarts == 0 and not self.lapsed
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether it was Ready before: it lost that after its daemon began."""
+        return 0 < self.steps.loading < self.steps.unready
 
     def start(self, warm_s: float = 0.0) -> Phases | None:
         """How long its start took; None if it is not Ready, or if a restart hides when its start ended."""
