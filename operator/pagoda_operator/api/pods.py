@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -128,6 +128,11 @@ class Pod:
     def counts(self) -> bool:
         """Whether it is a replica that stays."""
         return not self.deleting and not self.finished
+
+
+def starting_of(pods: Iterable[Pod], before: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Returns the uids of the pods that are starting, and of those among `before` that are Ready now."""
+    return frozenset(pod.uid for pod in pods if pod.starting or (pod.ready and pod.uid in before))
 
 
 def parse_pod(body: Json) -> Pod:
