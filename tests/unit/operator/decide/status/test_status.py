@@ -284,7 +284,7 @@ def test_a_wait_for_a_replica_says_since_when_and_what_ends_it_and_time_changes_
     [
         (since({"conditions": [NO_NODE]}, 0), "at 2026-01-01T00:10:00Z the service returns to the old revision"),
         (since(running(), 2, "daemon"), "at 2026-01-02T00:01:00Z the service returns to the old revision"),
-        (restarted(code=1), "if it ends again, the service returns to the old revision"),
+        (restarted(code=1), "after its second restart the service returns to the old revision"),
     ],
 )
 def test_a_new_revision_in_the_place_of_the_old_one_says_when_that_comes_back(status, then):
