@@ -15,7 +15,7 @@ from pagoda_contracts.conditions.service import INSPECTING_MODEL, NO_ACCELERATOR
 from pagoda_contracts.crds.validation import is_ours, parsed
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.profile import NODE_DEADLINE, SERVING_PROFILE
-from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceService
+from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceService, InferenceServiceSpec
 from pagoda_contracts.units import parse_duration
 from pagoda_placement.fit import largest, too_small
 from pagoda_placement.model import Inspection, known_model, map_name, of_config
@@ -29,7 +29,7 @@ from pagoda_cli.documents import documents, read
 from pagoda_cli.errors import CliError
 from pagoda_cli.kubectl import Access
 from pagoda_cli.plan_model import find_model
-from pagoda_cli.snapshot import CONFIG_MAP, POD, Snapshot, live, saved
+from pagoda_cli.snapshot import CLAIM, CONFIG_MAP, POD, SLICE, Snapshot, live, saved
 from pagoda_cli.validate import findings
 from pagoda_cli.why_text import clean
 
@@ -91,11 +91,20 @@ def question(service: InferenceService, seen: Snapshot, model: Inspection | None
         inventory=seen.inventory,
         terms=terms_of(profile, spec, str(known.get("uid", ""))),
         model=model or known_model(name, spec, report) or _UNKNOWN,
-        wanted=spec.replicas,
+        wanted=_wanted(spec),
         now=now,
         sizes=largest(seen.inventory.nodes),
         node_deadline=parse_duration(profile.node_deadline if profile else NODE_DEADLINE),
     )
+
+
+def _wanted(spec: InferenceServiceSpec) -> int:
+    """The replicas of a service that scaling has not decided on yet. In mode Auto, spec.replicas is moved between min and max."""
+    scaling = spec.scaling
+    if scaling is None or scaling.mode != "Auto":
+        return spec.replicas
+    least = max(scaling.min, spec.replicas)
+    return least if scaling.max is None else min(scaling.max, least)
 
 
 def answer(service: InferenceService, asked: Question, existing: Json) -> dict[str, Any]:
@@ -109,7 +118,7 @@ def answer(service: InferenceService, asked: Question, existing: Json) -> dict[s
         "message": message or None,
         "chosen": placed.status.chosen,
         "device": placed.status.device,
-        "replicas": {"wanted": asked.spec.replicas, "room": _room(asked, placed, found)},
+        "replicas": {"wanted": asked.wanted, "room": _room(asked, placed, found)},
         "entries": [*(one for each in found for one in _judged(asked, each)), *_passed_over(asked, found)],
         "warnings": list(placed.status.warnings),
         "now": {"chosen": now["chosen"], "device": now.get("device")} if now.get("chosen") and not now.get("waiting") else None,
@@ -167,6 +176,11 @@ def _passed_over(asked: Question, found: Sequence[Candidate]) -> Iterator[dict[s
 def _notes(services: Sequence[InferenceService], seen: Snapshot) -> Iterator[str]:
     if POD not in seen.objects:
         yield "no pods were read, so all devices count as free"
+    if any(entry.dra is not None for one in services for entry in one.spec.accelerators):
+        if SLICE not in seen.objects:
+            yield "no ResourceSlices were read, so no device counts for a dra entry"
+        elif CLAIM not in seen.objects:
+            yield "no ResourceClaims were read, so all devices of ResourceSlices count as free"
     for name in sorted({one.spec.profile_ref.name for one in services}):
         if seen.profile(name) is None:
             yield f"ServingProfile {name!r} was not read, so its node selector, tolerations, minCuda and devices do not count"

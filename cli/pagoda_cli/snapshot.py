@@ -25,11 +25,11 @@ from pagoda_cli.errors import CliError
 from pagoda_cli.kubectl import GATEWAY_NAMESPACE, Access, get, listed
 
 NODE, POD, CONFIG_MAP = "Node", "Pod", "ConfigMap"
-_SLICE, _CLAIM = "ResourceSlice", "ResourceClaim"
+SLICE, CLAIM = "ResourceSlice", "ResourceClaim"
 _OF_ALL: Final = {
     POD: ("pods", "--all-namespaces", "--field-selector=status.phase!=Succeeded,status.phase!=Failed"),
-    _SLICE: ("resourceslices.resource.k8s.io",),
-    _CLAIM: ("resourceclaims.resource.k8s.io", "--all-namespaces"),
+    SLICE: ("resourceslices.resource.k8s.io",),
+    CLAIM: ("resourceclaims.resource.k8s.io", "--all-namespaces"),
     SERVING_PROFILE.kind: (SERVING_PROFILE.resource,),
 }
 Json = Mapping[str, Any]
@@ -62,8 +62,8 @@ class Snapshot:
     @cached_property
     def inventory(self) -> Inventory:
         """What placement knows of the cluster, with an example of each node pool that has no node now."""
-        nodes, slices = self._read(NODE, parse_node), self._read(_SLICE, parse_slice)
-        there = Inventory(nodes, self._read(POD, parse_occupant), slices, self._read(_CLAIM, parse_claim))
+        nodes, slices = self._read(NODE, parse_node), self._read(SLICE, parse_slice)
+        there = Inventory(nodes, self._read(POD, parse_occupant), slices, self._read(CLAIM, parse_claim))
         data = self.find(CONFIG_MAP, NODE_POOLS_CONFIG_MAP).get("data") or {}
         return with_gone(there, gone(read(str(data.get(NODE_POOLS_KEY, ""))), with_published(nodes, slices, {})))
 
@@ -79,13 +79,21 @@ def live(access: Access, services: Iterable[InferenceService]) -> Snapshot:
     """Returns what kubectl may read of the cluster; CliError if it may not even read the nodes."""
     found: dict[str, Sequence[Json]] = {NODE: get(access, "nodes")["items"]}
     found |= {kind: items for kind, what in _OF_ALL.items() if (items := listed(access, *what)) is not None}
-    maps = _named(access._replace(namespace=GATEWAY_NAMESPACE), "configmaps", NODE_POOLS_CONFIG_MAP)
+    maps = _node_pools(access)
     same: list[Json] = []
     for service in services:
         inside, name = access._replace(namespace=service.metadata.namespace or access.namespace), service.metadata.name
         same += _named(inside, INFERENCE_SERVICE.resource, name)
         maps += _named(inside, "configmaps", map_name(name))
     return Snapshot(found | {CONFIG_MAP: maps, INFERENCE_SERVICE.kind: same})
+
+
+def _node_pools(access: Access) -> list[Json]:
+    """Which node pools the operator has seen. It keeps them in its own namespace, which any release may choose."""
+    everywhere = listed(access, "configmaps", "--all-namespaces", f"--field-selector=metadata.name={NODE_POOLS_CONFIG_MAP}")
+    if everywhere is not None:
+        return list(everywhere)
+    return _named(access._replace(namespace=GATEWAY_NAMESPACE), "configmaps", NODE_POOLS_CONFIG_MAP)
 
 
 def _named(access: Access, resource: str, name: str) -> list[Json]:

@@ -84,6 +84,13 @@ FETCHING_MODEL: Final = Reason(
 LOADING_MODEL: Final = Reason(
     "LoadingModel", RECONCILING, "The daemon runs and loads the model into the device.", "Wait. status.readyExpectedAt says how long."
 )
+NOT_READY: Final = Reason(
+    "NotReady",
+    RECONCILING,
+    "A replica was Ready and is not any more, and its container still runs. Its node may be silent, or its daemon may be stuck.",
+    "Look at the pod's node with `kubectl get nodes` and at the pod's events with `kubectl describe pod POD`.",
+    warning=True,
+)
 RESTARTING: Final = Reason(
     "Restarting",
     RECONCILING,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -101,8 +101,13 @@ class Pod:
 
     @property
     def starting(self) -> bool:
-        """Whether it is on its first way to Ready. One that was Ready before lost that after its daemon began."""
-        return not self.ready and self.restarts == 0 and not 0 < self.steps.loading < self.steps.unready
+        """Whether it is on its first way to Ready."""
+        return not self.ready and self.restarts == 0 and not self.lapsed
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether it was Ready before: it lost that after its daemon began."""
+        return 0 < self.steps.loading < self.steps.unready
 
     def start(self, warm_s: float = 0.0) -> Phases | None:
         """How long its start took; None if it is not Ready, or if a restart hides when its start ended."""
@@ -123,6 +128,11 @@ class Pod:
     def counts(self) -> bool:
         """Whether it is a replica that stays."""
         return not self.deleting and not self.finished
+
+
+def starting_of(pods: Iterable[Pod], before: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Returns the uids of the pods that are starting, and of those among `before` that are Ready now."""
+    return frozenset(pod.uid for pod in pods if pod.starting or (pod.ready and pod.uid in before))
 
 
 def parse_pod(body: Json) -> Pod:

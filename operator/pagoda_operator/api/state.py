@@ -56,7 +56,6 @@ RESOURCE_CLAIMS: Final = Resource("resource.k8s.io/v1", "ResourceClaim", "resour
 RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 RESOURCE_SLICES: Final = Resource("resource.k8s.io/v1", "ResourceSlice", "resourceslices")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
-
 EVENTS: Final = Resource("events.k8s.io/v1", "Event", "events")
 
 # In the order in which a revision comes to life: what fences it in and what pins it before what runs it.
@@ -227,6 +226,8 @@ class Observed:
     placeable: int | None = None
     # Nodes with faulty devices, with the reason.
     faults: Mapping[str, str] = field(default_factory=dict)
+    # Pods that this process saw starting, by uid, until a run that saw them Ready was carried out.
+    seen_starting: frozenset[str] = frozenset()
 
     @property
     def asks_for_devices(self) -> bool:

@@ -70,6 +70,6 @@ class Dependencies:
     ages: Ages
     events: Recorder
     # Counts the starts of a service's replicas.
-    started: Callable[[Key, Observed | None], None]
+    started: Callable[[Observed], None]
     # Reads replicas' states, if no gateway does.
     replicas: Replicas | None = None

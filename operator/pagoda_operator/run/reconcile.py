@@ -23,7 +23,7 @@ from pagoda_placement.inventory import Inventory
 from pagoda_placement.values import digest, stamp
 
 from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, SpecProblem, Unavailable
-from pagoda_operator.api.pods import Answer
+from pagoda_operator.api.pods import Answer, starting_of
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_of, wants_devices
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
@@ -63,6 +63,8 @@ class Reconciler:
         # How many runs in a row met something that only another object's change cures, and no event tells of that.
         self._looks: dict[Key, int] = {}
         self._down: set[Key] = set()
+        # Pods that were seen starting, by uid. A run that fails has not told of those that became Ready: the next one does.
+        self._starting: dict[Key, frozenset[str]] = {}
 
     def down(self) -> int:
         """How many services have served, are not asleep and have no replica that takes requests."""
@@ -133,6 +135,7 @@ class Reconciler:
         dependencies.signals.note_ready(key, (pod.name for pod in observed.pods if pod.ready))
         if dependencies.replicas is not None:
             dependencies.replicas.follow(key, observed.pods)
+        starting = self._starting[key] = starting_of(observed.pods, self._starting.get(key, frozenset()))
         return replace(
             observed,
             now=now,
@@ -146,6 +149,7 @@ class Reconciler:
             adapter_names=dependencies.adapters.catalogue(key, observed).names,
             sole_adapters=dependencies.adapters.sole(key),
             faults=dependencies.faults(),
+            seen_starting=starting,
             inventory=dependencies.inventory() if observed.asks_for_devices else Inventory(),
             sizes=dependencies.sizes(),
         )
@@ -184,8 +188,9 @@ class Reconciler:
         self._dependencies.triggers.waits(key, waiting=wants_devices(observed, draft))
         now = self._clock()
         self._dependencies.events.record_evictions(observed, now)
-        self._dependencies.started(key, observed)
         outcome = await self._carry_out(key, observed, replace(draft, writes=self._repeats.allowed(key, draft.writes, now.timestamp())))
+        self._dependencies.started(observed)
+        self._starting[key] = starting_of(observed.pods)
         await self._dependencies.scaling.save_history(key, observed)
         undone = self._repeats.again(key, now.timestamp())
         due = (self._dependencies.scaling.again(key), await self._dependencies.adapters.run(key, observed), undone, outcome.again)
@@ -196,11 +201,10 @@ class Reconciler:
         self._repeats.forget(key)
         self._down.discard(key)
         self._dependencies.events.forget(key)
-        self._dependencies.started(key, None)
-        self._answers.pop(key, None)
         self._outdated.discard(key)
-        self._in_the_way.pop(key, None)
-        self._looks.pop(key, None)
+        memories: tuple[dict[Key, Any], ...] = (self._answers, self._in_the_way, self._looks, self._starting)
+        for memory in memories:
+            memory.pop(key, None)
         self._dependencies.triggers.waits(key, waiting=False)
         self._dependencies.scaling.forget(key)
         self._dependencies.ages.forget(key)
@@ -239,9 +243,8 @@ class Reconciler:
             return Outcome(again=_AT_ONCE)
         again = min((seconds for seconds in (due_in(observed, draft), look_again(observed)) if seconds is not None), default=None)
         if key in self._in_the_way:
-            again = self._look_again(key, again)
-        else:
-            self._looks.pop(key, None)
+            return Outcome(again=self._look_again(key, again))
+        self._looks.pop(key, None)
         return Outcome(again=again)
 
     def _look_again(self, key: Key, again: float | None) -> float:
@@ -278,12 +281,9 @@ class Reconciler:
 
     async def _write_status(self, observed: Observed, draft: Plan) -> str:
         """Writes the status if it differs; returns its name by content, or nothing."""
-        wanted, now = self._status(observed, draft), self._clock()
-        (self._down.add if down(wanted) else self._down.discard)(Key(observed.meta.namespace, observed.meta.name))
-        if wanted == observed.raw_status:
-            return ""
-        key, content = Key(observed.meta.namespace, observed.meta.name), digest(wanted)
-        if not self._repeats.may(key, _STATUS, content, now.timestamp()):
+        key, wanted, now = Key(observed.meta.namespace, observed.meta.name), self._status(observed, draft), self._clock()
+        (self._down.add if down(wanted) else self._down.discard)(key)
+        if wanted == observed.raw_status or not self._repeats.may(key, _STATUS, content := digest(wanted), now.timestamp()):
             return ""
         await apply_status(self._cluster, SERVICES, observed.meta, wanted)
         self._repeats.wrote(key, _STATUS, content, now.timestamp())

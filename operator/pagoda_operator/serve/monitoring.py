@@ -121,8 +121,6 @@ class Metrics:
             Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets)
             for metric in (words.OPERATOR_RECONCILE_SECONDS, words.OPERATOR_START_SECONDS)
         )
-        # Replicas that are on their way to Ready, by uid.
-        self._starting: dict[Key, frozenset[str]] = {}
         self._gauges = {
             metric: Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
             for metric in words.OPERATOR
@@ -137,18 +135,13 @@ class Metrics:
         """A read that failed and is repeated within its call."""
         self._repeated.inc()
 
-    def started(self, key: Key, observed: Observed | None) -> None:
-        """Counts the starts of a service's replicas that were seen starting and are Ready now; None if the service is gone. Others may have
-        been Ready before they were seen."""
-        starting = self._starting.pop(key, frozenset())
-        if observed is None:
-            return
+    def started(self, observed: Observed) -> None:
+        """Counts the starts of a service's replicas that were seen starting and are Ready now. Others may have been Ready before they were
+        seen."""
         for pod in observed.pods:
-            if pod.uid in starting and (took := observed.start_of(pod)) is not None:
+            if pod.uid in observed.seen_starting and (took := observed.start_of(pod)) is not None:
                 for phase, seconds in took._asdict().items():
                     self._starts.labels(phase).observe(seconds)
-        if left := frozenset(pod.uid for pod in observed.pods if pod.starting):
-            self._starting[key] = left
 
     def timed(self, reconcile: Callable[[Key], Awaitable[Outcome]]) -> Callable[[Key], Awaitable[Outcome]]:
         """The same run, counted."""

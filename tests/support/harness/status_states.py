@@ -46,6 +46,12 @@ from support.kube.fake_api import (
 HUB = {"uri": "hf://acme/tiny"}
 NO_SECRET = 'MountVolume.SetUp failed for volume "credential-0" : secret "hf-token" not found'
 READY = running(ready=True)
+# Its node went silent, or its daemon is stuck: it loaded from 0:01 on, and is not Ready since 0:05.
+LOST: Body = {
+    "phase": "Running",
+    "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:05:00Z"}],
+    "containerStatuses": [{"name": "daemon", "restartCount": 0, "state": {"running": {"startedAt": "2026-01-01T00:01:00Z"}}}],
+}
 UNSCHEDULABLE: Body = {"conditions": [{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found'}]}
 
 
@@ -331,9 +337,7 @@ STATES: dict[str, State] = {
     "serving": State(pods(READY), "Available", "Current"),
     "scaled to zero": State(then(pods(READY), sleep), "ScaledToZero", "Current"),
     "asleep, and it never served": State(spec(replicas=0), "ScaledToZero", "InProgress"),
-    "a replica lost": State(
-        then(pods(READY), lambda harness: harness.api.of(PODS)[0].update(status=running())), "LoadingModel", "InProgress"
-    ),
+    "a replica lost": State(then(pods(READY), lambda harness: harness.api.of(PODS)[0].update(status=LOST)), "NotReady", "InProgress"),
     "an old revision draining": State(still_retiring, "RollingOut", "InProgress"),
     "a predecessor's children": State(predecessor, "Waiting", "InProgress"),
     "not allowed": State(refuse("Deployment", Denied("403: exceeded quota")), "Forbidden", "InProgress"),

@@ -39,7 +39,7 @@ def dependencies_with(api: Cluster, **parts: Any) -> Dependencies:
         "sizes": tuple,
         "ages": Ages(lambda: 0.0),
         "events": Recorder(api, "operator-1"),
-        "started": lambda _key, _observed: None,
+        "started": lambda _observed: None,
     }
     return Dependencies(**(stubs | parts))
 

@@ -54,6 +54,7 @@ def of_kind(kind: str, *bodies: Any) -> list[dict[str, Any]]:
 
 
 FULL = of_kind("Node", node("a", H100, whole(2), cut(1, p1g_10gb=7)), node("b", A100_80, whole(2)))
+POOLS = written(seen({}, inventory(node("gone", H200, whole(8))).nodes, 0.0))
 HELD = of_kind("Pod", pod("a", gpu=1), pod("b", gpu=2))
 
 
@@ -107,6 +108,22 @@ def test_a_profile_beside_the_service_counts_as_applied(ask):
 def test_fewer_places_than_replicas(ask):
     _, lines, _ = ask([service(gpu("H100"), replicas=3)], [*FULL, *HELD])
     assert lines[0] == "service team/llama: gpu[0] (NVIDIA-H100-80GB-HBM3, 79.6 GiB): room for 1 of 3 replicas"
+
+
+@pytest.mark.parametrize(
+    ("scaling", "wanted"),
+    [
+        ({"mode": "Auto", "min": 3, "max": 5}, 3),
+        ({"mode": "Auto", "min": 0, "max": 1}, 1),
+        ({"mode": "Auto", "min": 0, "max": 4}, 2),
+        ({"mode": "External"}, 2),
+        ({"mode": "Manual", "min": 3, "max": 5}, 2),
+    ],
+)
+def test_scaled_by_load_it_wants_no_fewer_than_min_and_no_more_than_max(ask, scaling, wanted):
+    body = service(gpu("H100"), replicas=2, scaling=scaling)
+    _, lines, _ = ask([body], FULL, "--json")
+    assert json.loads("\n".join(lines))["services"][0]["replicas"] == {"wanted": wanted, "room": 2}
 
 
 @pytest.mark.parametrize(("cores", "first"), [("4", "cpu[0]: the scheduler finds the node"), ("99", "cpu[0]: room for 0 of 1 replica")])
@@ -165,6 +182,37 @@ def test_it_reads_the_cluster_by_kubectl_and_does_without_what_it_may_not_read(a
     (tmp_path / "nodes.json").unlink()
     code, _, err = ask([service(gpu("H100"))])
     assert (code, "kubectl get nodes: Error from server (Forbidden): no" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("forbidden", "gone"), [("", True), ("--all-namespaces", True), ("configmaps", False)])
+def test_node_pools_are_read_in_all_namespaces_or_else_in_the_usual_one(ask, tmp_path, monkeypatch, forbidden, gone):
+    program = tmp_path / "kubectl"
+    refusal = f'case "$*" in *"configmaps {forbidden}"*) exit 1;; esac\n' if forbidden else ""
+    refusal = "case $2 in configmaps) exit 1;; esac\n" if forbidden == "configmaps" else refusal
+    program.write_text(KUBECTL.format(folder=tmp_path).replace("cat ", refusal + "cat ", 1))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    kept = {"metadata": {"name": "pagoda-node-pools", "namespace": "serving"}, "data": {"pools.json": POOLS}}
+    for name, bodies in (("nodes", FULL), ("configmaps", of_kind("ConfigMap", kept))):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"items": bodies}))
+    _, lines, _ = ask([service(gpu("H200"))])
+    assert ("gone is gone, but its node pool may scale up" in lines[0]) is gone
+    calls = [call for call in (tmp_path / "log").read_text().splitlines() if "metadata.name=pagoda-node-pools" in call]
+    assert ["--all-namespaces" in call for call in calls] == ([True, False] if forbidden else [True])
+    assert all("--namespace=pagoda-system" in call for call in calls[1:])
+
+
+def test_kinds_that_an_entry_uses_and_that_were_not_read_are_said(ask):
+    slices = of_kind("ResourceSlice", resource_slice("c", H200, whole(2)))
+    notes = (
+        "no ResourceSlices were read, so no device counts",
+        "no ResourceClaims were read, so all devices of ResourceSlices count as free",
+    )
+    for objects, said in ((FULL, notes[0]), ([*FULL, *slices], notes[1])):
+        _, lines, _ = ask([service(dra_of("gpu.nvidia.com"))], objects)
+        assert [line for line in lines if "note: no Resource" in line and said in line] != []
+    _, lines, _ = ask([service(gpu("H100"))], FULL)
+    assert not any("note: no Resource" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +280,6 @@ def test_slices_their_claims_and_pools_without_nodes_count(ask):
     objects = [*FULL, *of_kind("Node", plain_node("c")), *of_kind("ResourceSlice", sliced), *of_kind("ResourceClaim", claim(sliced, 0))]
     _, lines, _ = ask([service(dra_of("gpu.nvidia.com"))], objects)
     assert lines[0].endswith("room for 1 replica, 1 wanted")
-    pools = written(seen({}, inventory(node("gone", H200, whole(8))).nodes, 0.0))
-    kept = {"metadata": {"name": "pagoda-node-pools", "namespace": "pagoda-system"}, "data": {"pools.json": pools}}
+    kept = {"metadata": {"name": "pagoda-node-pools", "namespace": "pagoda-system"}, "data": {"pools.json": POOLS}}
     _, lines, _ = ask([service(gpu("H200"))], [*FULL, *of_kind("ConfigMap", kept)])
     assert "gone is gone, but its node pool may scale up for pending pods" in lines[0]

@@ -50,6 +50,7 @@ def test_events_warn_of_what_may_need_a_person_though_nothing_is_stalled():
         "ImagePull",
         "Container",
         "FailedMount",
+        "NotReady",
         "Forbidden",
     }
     assert not warns("Unheard")

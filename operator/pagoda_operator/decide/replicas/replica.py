@@ -57,6 +57,8 @@ def stage(observed: Observed, pod: Pod) -> Stage:
 def _advanced(pod: Pod) -> Stage:
     if pod.fetching.busy:
         return Stage(5, reasons.FETCHING_MODEL, fetch_message(pod))
+    if pod.running and pod.lapsed:
+        return Stage(3, reasons.NOT_READY, f"{pod.name} is not ready any more")
     if pod.running:
         return Stage(6, reasons.LOADING_MODEL, f"{pod.name} loads the model")
     if not pod.scheduled:

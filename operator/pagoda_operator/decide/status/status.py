@@ -192,9 +192,10 @@ def _start_took(pods: Iterable[Pod], like: Pod, remembered: Mapping[str, Sequenc
 
 
 def last_start(observed: Observed) -> StartStatus | None:
-    """How long the newest replica that started took; as before if none is newer. So it is written once, whatever becomes of the replica."""
-    before = observed.status.last_start
-    started = [(pod, took) for pod in observed.pods if pod.counts and (took := observed.start_of(pod)) is not None]
+    """How long the newest replica that started took; as before if none is newer. So it is written once, whatever becomes of the replica.
+    One that was Ready before this process saw it may have lost that since: its times would count an outage as its load."""
+    before, seen = observed.status.last_start, [pod for pod in observed.pods if pod.counts and pod.uid in observed.seen_starting]
+    started = [(pod, took) for pod in seen if (took := observed.start_of(pod)) is not None]
     if not started:
         return before
     pod, took = max(started, key=lambda one: (one[0].created, one[0].name))

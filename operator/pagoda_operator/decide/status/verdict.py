@@ -234,7 +234,7 @@ def _at_deadline(observed: Observed, plan: Plan, found: Stage) -> str:
     """What happens if a replica gets no further. Only a rollout gives up; else a wait may be as long as an image or a node takes."""
     if plan.rollout is not None and plan.rollout.gives_up and not plan.waiting:
         if found.reason in _FAILED:
-            return f"if it ends again, {_RETURNS}"
+            return f"after its second restart {_RETURNS}"
         until = found.until if found.until is not None else _patience(observed, plan)
         return f"at {stamp(round(until))} {_RETURNS}" if until is not None else NO_DEADLINE
     return _RESTARTS.get(found.reason, NO_DEADLINE)

@@ -85,7 +85,8 @@ async def test_every_metric_has_its_value_and_unit(monkeypatch):
     for seen in (replica, replace(replica, ready=True, ready_since=1_075.0, steps=Steps(1_002, 1_012, 1_052, 1_060)), replica):
         another = replace(seen, meta={"uid": "v"}, ready=True, ready_since=1_090.0)
         signals = ServiceSignals(endpoints={"p": EndpointSignal(Seen.FRESH, warm_s=4.0)})
-        harness.core.metrics.started(Key("ns", "a"), Observed(ObjectMeta(name="a"), {}, pods=(seen, another), signals=signals))
+        observed = Observed(ObjectMeta(name="a"), {}, pods=(seen, another), signals=signals, seen_starting=frozenset("u"))
+        harness.core.metrics.started(observed)
     harness.core.liveness.watched("/apis/apps/v1/deployments", harness.now)
     harness.later(2.0)
     harness.core.queue._opened = asyncio.get_running_loop().time()

@@ -1,10 +1,13 @@
 """How long a start took, by phase, from what the API server and the kubelet say of the pod."""
 
 import copy
+from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pagoda_contracts.resources.meta import ObjectMeta
+from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.pods import Pod, parse_pod
 from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.starts import Phases, Steps, phases
@@ -72,10 +75,11 @@ def test_a_replica_that_was_ready_before_is_not_starting():
     assert (parsed(running()).starting, parsed(STARTED).starting, parsed(lost).starting) == (True, False, False)
 
 
-def last(*pods, before=None, **heard):
+def last(*pods, before=None, unseen=(), **heard):
     raw = {} if before is None else {"lastStart": before.wire()}
     signals = ServiceSignals(endpoints={name: EndpointSignal(Seen.FRESH, warm_s=seconds) for name, seconds in heard.items()})
-    return last_start(Observed(ObjectMeta(name="tiny"), raw, pods=pods, signals=signals))
+    seen = frozenset(pod.uid for pod in pods if pod.name not in unseen)
+    return last_start(Observed(ObjectMeta(name="tiny"), raw, pods=pods, signals=signals, seen_starting=seen))
 
 
 def test_the_newest_replica_s_start_is_kept_whatever_becomes_of_it():
@@ -89,6 +93,43 @@ def test_the_newest_replica_s_start_is_kept_whatever_becomes_of_it():
     second = last(older, newer, before=first)
     assert (second.pod, second.scheduled_seconds, second.warm_seconds) == ("b", 1, 0)
     assert last(older, before=second) == last(before=second) == second
+
+
+def test_of_a_replica_that_was_ready_before_this_process_nothing_is_written():
+    pods = parsed(STARTED, "a"), parsed(STARTED, "b", f"{DAY}00:01Z")
+    assert last(*pods, unseen=("a", "b")) is None
+    assert last(*pods, unseen=("b",)).pod == "a"
+    harness = Harness()
+    harness.settle()
+    harness.api.report(harness.api.of(PODS)[0], started())
+    harness.restart()
+    harness.settle()
+    assert "lastStart" not in harness.api.of(SERVICES)[0]["status"]
+
+
+def test_a_start_is_told_once_though_the_run_that_saw_its_end_fails():
+    told = []
+
+    class Counting(Harness):
+        def dependencies(self):
+            return replace(
+                super().dependencies(), started=lambda seen: told.extend(pod for pod in seen.pods if pod.uid in seen.seen_starting)
+            )
+
+    harness = Counting()
+    harness.settle()
+    told.clear()
+    harness.api.report(harness.api.of(PODS)[0], started())
+    harness.edit(replicas=2)
+    harness.api.refuse["Deployment"] = Unavailable("500")
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            harness.run()
+    assert ("lastStart" in harness.api.of(SERVICES)[0]["status"], told) == (False, [])
+    harness.api.refuse.clear()
+    harness.settle()
+    assert harness.api.of(SERVICES)[0]["status"]["lastStart"]["loadSeconds"] == 15
+    assert [pod.ready for pod in told if pod.ready] == [True]
 
 
 def test_the_status_has_it_in_the_write_that_says_that_the_replica_is_ready():

@@ -8,7 +8,7 @@ from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Denied
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
 from support.harness.harness import Harness
-from support.harness.status_states import NO_SECRET, STATES, come_up, no_secret
+from support.harness.status_states import LOST, NO_SECRET, STATES, come_up, no_secret
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import crashed, fetching, mount_failure, restarted, running, scheduled, unmounted, waiting
 
@@ -44,6 +44,8 @@ def states(harness):
         ([crashed(message="/models/tiny/config.json: no")], "ModelRejected", "pvc://models/tiny/config.json: no", "Failed"),
         ([crashed(message="/a/models/b, /models2/c")], "ModelRejected", "/a/models/b, /models2/c", "Failed"),
         ([running(ready=True), running()], "LoadingModel", "1 of 2 replicas ready", "InProgress"),
+        ([LOST], "NotReady", "is not ready any more", "InProgress"),
+        ([running(), LOST], "NotReady", "is not ready any more", "InProgress"),
         ([running(ready=True), crashed()], "CrashLooping", "exit code 78", "InProgress"),
         ([crashed(code=1), UNSCHEDULABLE], "CrashLooping", "exit code 1", "InProgress"),
         ([running(ready=True)], "Available", "1 of 1 replicas ready", "Current"),
@@ -262,6 +264,7 @@ def since(status, minute, container=""):
         (since(fetching(), 3, "fetch"), "FetchingModel", 3, "the kubelet restarts a fetch that takes longer than a day"),
         (since(fetching(1, "NoRoom"), 3, "fetch"), "FetchingModel", 1, "the kubelet restarts a fetch that takes longer than a day"),
         (since(running(), 4, "daemon"), "LoadingModel", 4, "the kubelet restarts a load that stands still for 300 s"),
+        (LOST, "NotReady", 5, "this wait has no deadline"),
         (since(restarted(code=1), 4, "daemon"), "Restarting", 1, "this wait has no deadline"),
     ],
 )
@@ -281,7 +284,7 @@ def test_a_wait_for_a_replica_says_since_when_and_what_ends_it_and_time_changes_
     [
         (since({"conditions": [NO_NODE]}, 0), "at 2026-01-01T00:10:00Z the service returns to the old revision"),
         (since(running(), 2, "daemon"), "at 2026-01-02T00:01:00Z the service returns to the old revision"),
-        (restarted(code=1), "if it ends again, the service returns to the old revision"),
+        (restarted(code=1), "after its second restart the service returns to the old revision"),
     ],
 )
 def test_a_new_revision_in_the_place_of_the_old_one_says_when_that_comes_back(status, then):
