@@ -53,7 +53,8 @@ _ACCOUNTS: Final[Schema] = {"type": "array", "items": {"type": "string", "patter
 _NAMESPACES: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}}
 # By pattern of served names, in which `*` stands for any characters.
 _RESERVED: Final[Schema] = {"^[A-Za-z0-9*][A-Za-z0-9._:/*-]{0,127}$": _NAMESPACES}
-_CLASS: Final[Schema] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"}
+# The class's profile has its name, and `default` is the profile of the install without a class.
+_CLASS: Final[Schema] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$", "not": {"const": "default"}}
 _NETWORKS: Final[Schema] = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-fA-F:.]+/[0-9]{1,3}$"}}
 
 

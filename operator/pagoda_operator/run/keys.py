@@ -100,13 +100,23 @@ class TokenKeys:
             wait -= LOOK_EVERY_S
 
     async def refresh(self) -> None:
-        """Reads the keys and all copies; writes the copies that differ."""
+        """Reads the keys and all copies; writes the copies that differ. ClusterError, if one was not written, after all others."""
         async with self._listing:
             await self._list()
+        failed: ClusterError | None = None
         for key in list(self._copies):
-            async with self._lock_of(key.namespace):
-                if (copy := self._copies.get(key)) is not None and not self._holds(copy):
-                    await self._apply(copy, copy["metadata"].get("ownerReferences", []))
+            try:
+                await self._follow(key)
+            except ClusterError as error:
+                structlog.get_logger().warning("token_keys_not_copied", namespace=key.namespace, name=key.name, error=str(error))
+                failed = failed or error
+        if failed:
+            raise failed
+
+    async def _follow(self, key: Key) -> None:
+        async with self._lock_of(key.namespace):
+            if (copy := self._copies.get(key)) is not None and not self._holds(copy):
+                await self._apply(copy, copy["metadata"].get("ownerReferences", []))
 
     @property
     def stale(self) -> bool:

@@ -15,7 +15,7 @@ import yaml
 from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.launch import AuthConfig
 from pagoda_contracts.name_owners import read_reserved
-from pagoda_contracts.names import GROUP, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
+from pagoda_contracts.names import GROUP, LABEL_CLASS, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.roles import ROUTES
 from pagoda_daemon.core.errors import Forbidden
@@ -162,6 +162,14 @@ def test_a_list_or_a_plain_field_of_a_pod_is_replaced_and_no_other(cluster):
     before, pods = pods_of(rendered(cluster)), pods_of(rendered(cluster, *(f"gateway.pod.{word}" for word in words)))
     changed = {"topologySpreadConstraints": None, "terminationGracePeriodSeconds": 99, "priorityClassName": "system"}
     assert pods == before | {"pagoda-gateway": before["pagoda-gateway"] | changed}
+
+
+def test_values_of_an_older_release_are_refused_before_defaults_are_lost(cluster):
+    """As --reuse-values brings them: without securityContext a pod was installed without its restrictions."""
+    older = ("reservedNames=null", "operator.pod=null", "gateway.pod=null")
+    for settings in (older, (*older, f"global.imageRegistry={REGISTRY}"), ("reservedNames=null", "global=null")):
+        with pytest.raises(RuntimeError, match=r"use --reset-then-reuse-values.*docs/operations/upgrade\.md"):
+            rendered(cluster, *settings)
 
 
 REGISTRY = "registry.example.com:5000/mirror"
@@ -431,6 +439,7 @@ def test_our_own_kinds_conform_or_are_named_too(cluster, schemas):
         ("defaultProfile.sharedMemory=much", "sharedMemory"),
         ("monitoring.serviceMonitor.enable=true", "enable"),
         ("auth.enabledd=false", "enabledd"),
+        ("operator.class=default", "class"),
         ("auth.metrics.networks={anywhere}", "anywhere"),
     ],
 )
@@ -470,6 +479,20 @@ def test_two_operators_stand_apart_and_know_their_names(cluster):
 
 
 MONITORING = [f"monitoring.{part}.enabled=true" for part in ("serviceMonitor", "prometheusRule", "dashboard")]
+
+
+def test_each_install_reads_metrics_of_its_own_replicas_only(cluster):
+    """The monitors show a token, which replicas of another install refuse and could keep."""
+
+    def spec_with(*settings):
+        return the(rendered(cluster, *MONITORING, *settings), "PodMonitor", "pagoda-replicas")["spec"]
+
+    own = {LABEL_NAME: "pagoda", LABEL_COMPONENT: "replica"}
+    plain, blue, some = spec_with(), spec_with("operator.class=blue"), spec_with("operator.namespaces={b,a}")
+    none = {"matchExpressions": [{"key": LABEL_CLASS, "operator": "DoesNotExist"}]}
+    assert (plain["selector"], plain["namespaceSelector"]) == ({"matchLabels": own} | none, {"any": True})
+    assert blue["selector"] == {"matchLabels": own | {LABEL_CLASS: "blue"}}
+    assert some["namespaceSelector"] == {"matchNames": ["a", "b", NAMESPACE]}
 
 
 @pytest.fixture

@@ -93,18 +93,28 @@ def test_what_is_not_pagoda_s_is_neither_made_nor_changed_nor_deleted(real, thie
     assert thief.patch(PROFILES, "", real.namespace, TOUCH) == 0
 
 
-def test_of_a_replica_it_changes_annotations_only_and_no_child_is_given_away(real, operator, thief):
+def test_of_a_replica_it_changes_nothing_that_pagoda_goes_by_and_no_child_is_given_away(real, operator, thief):
     real.apply()
     (pod,) = real.serve()
     real.reported(Ready="Available")
     name = pod["metadata"]["name"]
     assert thief.patch(PODS, real.namespace, name, TOUCH) == 200
-    others = ({"labels": {"a": "b"}}, {"labels": {LABEL_SERVICE_UID: None}}, {"finalizers": ["a.b/c"]}, {"ownerReferences": None})
+    # What webhooks of others add to the operator's own request must not stop it.
+    added = {"labels": {"theirs.example/a": "b"}, "finalizers": ["theirs.example/c"]}
+    assert thief.patch(PODS, real.namespace, name, {"metadata": TOUCH["metadata"] | added}) == 200
+    ours = (LABEL_SERVICE_UID, LABEL_COMPONENT, "pod-template-hash")
+    others = (
+        *({"labels": {"theirs.example/a": "c", label: value}} for label in ours for value in (None, "other")),
+        *({"labels": {label: ""}} for label in ("serving.pagoda.dev/new", "app.kubernetes.io/new")),
+        {"finalizers": None},
+        {"ownerReferences": None},
+    )
     for patch in (*({"metadata": meta} for meta in others), {"spec": {"activeDeadlineSeconds": 5}}):
         assert (patch, thief.patch(PODS, real.namespace, name, patch)) == (patch, 0)
     (child,) = real.kube.list(DEPLOYMENTS, real.namespace)
     disowned = {"metadata": {"labels": {LABEL_SERVICE_UID: None}, "ownerReferences": None}}
     assert thief.patch(DEPLOYMENTS, real.namespace, child["metadata"]["name"], disowned) == 0
+    real.kube.merge(PODS, real.namespace, name, {"metadata": {"finalizers": None}})
     assert thief.delete(PODS, real.namespace, name) == 200
 
 

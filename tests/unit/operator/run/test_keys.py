@@ -231,6 +231,26 @@ def test_a_deleted_or_edited_copy_is_restored(api):
     assert kids(copy_in(api)) == ["one"]
 
 
+def test_one_copy_that_is_refused_holds_up_no_other(api):
+    keys, owners = TokenKeys(api), [owner(api, "tiny", f"ns-{number}") for number in range(3)]
+    for one in owners:
+        asyncio.run(keys.ensure(one))
+    write = api.apply
+
+    async def refusing(resource, manifest, manager):
+        if manifest["metadata"]["namespace"] == "ns-0":
+            raise Denied("403: a policy of ns-0")
+        await write(resource, manifest, manager)
+
+    api.keys, api.apply = (KEY, KEY | {"kid": "two"}), refusing
+    with pytest.raises(Denied, match="a policy of ns-0"):
+        asyncio.run(keys.refresh())
+    assert [kids(copy_in(api, one.namespace)) for one in owners] == [["one"], ["one", "two"], ["one", "two"]]
+    api.apply = write
+    asyncio.run(keys.refresh())
+    assert kids(copy_in(api, "ns-0")) == ["one", "two"]
+
+
 def test_copies_are_stale_if_an_unknown_key_signs(api):
     newest = "one"
     keys = TokenKeys(api, lambda: newest)
