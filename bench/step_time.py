@@ -112,7 +112,7 @@ def on_engine(rounds: int, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pagoda-bench-") as directory:
         make_model(model, Path(directory), CONTEXT)
         engines = {
-            kind: Ours(Path(directory), None, context=CONTEXT, itl_ms=itl_ms) for kind, itl_ms in (("fixed", math.inf), ("sized", None))
+            kind: Ours(Path(directory), None, maxModelLen=CONTEXT, itl_ms=itl_ms) for kind, itl_ms in (("fixed", math.inf), ("sized", None))
         }
         found: dict[str, dict[str, list[Any]]] = {kind: defaultdict(list) for kind in engines}
         for round_ in range(rounds + 1):

@@ -43,8 +43,9 @@ class Run:
 class Ours:
     """Our engine on a thread of this process."""
 
-    def __init__(self, directory: Path, quantization: str | None, *, context: int = CONTEXT, itl_ms: float | None = None) -> None:
-        engine = {"maxModelLen": context, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
+    def __init__(self, directory: Path, quantization: str | None, *, itl_ms: float | None = None, **more: Any) -> None:
+        """`more` are fields of the DaemonConfig's engine."""
+        engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization, **more}
         self._itl_ms = itl_ms
         self._config = DaemonConfig.model_validate({"model": {"path": str(directory), "servedNames": ["m"]}, "engine": engine})
         self._heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
