@@ -103,8 +103,7 @@ def _wanted(spec: InferenceServiceSpec) -> int:
     scaling = spec.scaling
     if scaling is None or scaling.mode != "Auto":
         return spec.replicas
-    least = max(scaling.min, spec.replicas)
-    return least if scaling.max is None else min(scaling.max, least)
+    return min(scaling.max or 0, max(scaling.min, spec.replicas))  # mode Auto has a max
 
 
 def answer(service: InferenceService, asked: Question, existing: Json) -> dict[str, Any]:

@@ -233,7 +233,7 @@ OPERATOR_START_SECONDS: Final = Metric(
     "pagoda_operator_start_seconds",
     "histogram",
     "Length of the phases of replicas' starts, from the creation of the pod to Ready: scheduled (until it had a node), image (images and "
-    "volumes), fetch, load, warm (from the end of the load on, as gateways report it). Starts with a restart are left out",
+    "volumes), fetch, load, warm (from the end of the load on, as replicas report it). Starts with a restart are left out",
     ("phase",),
     (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions.service import NO_NODES_CAME, WAITING_FOR_CAPACITY, WAITING_FOR_NODES
-from pagoda_contracts.conditions.types import Reason
+from pagoda_contracts.conditions.types import NO_DEADLINE, Reason
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.status import PlacementStatus
 
@@ -98,6 +98,6 @@ class Placement(NamedTuple):
     def _deadline(self, stalls_at: float) -> str:
         """What happens if the devices do not come, and when."""
         if self.again_at is None:
-            return "" if self.nodes == "Missing" else "; this wait has no deadline"
+            return "" if self.nodes == "Missing" else f"; {NO_DEADLINE}"
         stalls = self.nodes == "Expected" and self.again_at == stalls_at
         return f"; at {stamp(self.again_at)} {'the service becomes Stalled' if stalls else 'the next entry is chosen'}"

@@ -14,25 +14,12 @@ from pathlib import Path
 
 import pytest
 from pagoda_kernels.cpu import native
+from support.judges.source_rules import COMPONENTS
 from support.suite.planted import Fault, known_faults, planted
 
 pytestmark = [pytest.mark.sweep, pytest.mark.full, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-COMPONENTS = (
-    "contracts",
-    "kube",
-    "sizing",
-    "placement",
-    "kernels",
-    "daemon",
-    "operator",
-    "replay",
-    "gateway",
-    "fetch",
-    "cli",
-    "devcluster",
-)
 PYTEST = Path(sys.executable).parent / "pytest"
 GREEN, RED = 0, 1
 

@@ -8,6 +8,7 @@ from typing import Final
 SERVICE: Final = "InferenceService"
 TENANT_QUOTA: Final = "TenantQuota"
 LORA_ADAPTER: Final = "LoraAdapter"
+NO_DEADLINE: Final = "this wait has no deadline"
 
 
 @dataclass(frozen=True, slots=True)

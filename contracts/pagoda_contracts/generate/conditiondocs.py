@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final
 
 from pagoda_contracts.conditions.table import reasons
-from pagoda_contracts.conditions.types import TYPES, ConditionType, Reason
+from pagoda_contracts.conditions.types import NO_DEADLINE, TYPES, ConditionType, Reason
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
 
 PATH: Final = "docs/conditions.md"
@@ -27,7 +27,7 @@ kubectl wait {INFERENCE_SERVICE.resource}/llama --for=condition=Stalled --timeou
 ## Condition types
 
 Ready, Reconciling and Stalled follow kstatus, which Argo CD and Flux read. Each carries the generation that it speaks of.
-A message about a wait says since when it lasts, in UTC. It then says what happens at the deadline, or "this wait has no deadline".
+A message about a wait says since when it lasts, in UTC. It then says what happens at the deadline, or "{NO_DEADLINE}".
 Use Serving for clients, and Ready for deployments. For alerts, use the metric `pagoda_operator_services_down`, as the
 chart's alert PagodaServiceDown does: Serving is False for a service that is asleep, too.
 

@@ -119,7 +119,7 @@ class StartStatus(Model):
     fetch_seconds: int = Field(ge=0, description="Fetching the model.")
     load_seconds: int = Field(ge=0, description="Loading the model.")
     warm_seconds: int = Field(
-        ge=0, description="From the end of the load to Ready. 0 if no gateway had reported it then; loadSeconds includes it."
+        ge=0, description="From the end of the load to Ready. 0 if it had not been reported by then; loadSeconds includes it."
     )
 
 

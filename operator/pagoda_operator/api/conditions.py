@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pagoda_contracts.conditions.service import NOT_STALLED, SETTLED
-from pagoda_contracts.conditions.types import READY, RECONCILING, STALLED, ConditionType
+from pagoda_contracts.conditions.types import NO_DEADLINE, READY, RECONCILING, STALLED, ConditionType
 from pagoda_contracts.resources.meta import Condition
 from pagoda_placement.values import stamp
 
 State = Literal["True", "False", "Unknown"]
-NO_DEADLINE: Final = "this wait has no deadline"
 
 
 def waiting(since: float, then: str = NO_DEADLINE) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+# The source roots, for every test and check that goes over all of them.
 COMPONENTS = (
     "contracts",
     "kube",

@@ -13,25 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from support.judges.source_rules import COMPONENTS
 from support.judges.words import page, source
 
 ROOT: Final = Path(__file__).parents[3]
 RECORD: Final = "tests/data/words.json"
 PAGES: Final = ("README.md", "CONTRIBUTING.md", "docs/**/*.md")
-COMPONENTS: Final = (
-    "contracts",
-    "kube",
-    "sizing",
-    "placement",
-    "kernels",
-    "daemon",
-    "operator",
-    "replay",
-    "gateway",
-    "fetch",
-    "cli",
-    "devcluster",
-)
 _SHOWN: Final = 100
 Found = Mapping[str, list[str]]
 

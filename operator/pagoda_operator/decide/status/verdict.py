@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
-from pagoda_contracts.conditions.types import READY, SERVING, STALLED, Reason
+from pagoda_contracts.conditions.types import NO_DEADLINE, READY, SERVING, STALLED, Reason
 from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
@@ -18,7 +18,7 @@ from pagoda_contracts.units import parse_duration
 from pagoda_placement.values import stamp, unix
 from pagoda_sizing.host import LEAST_CONTEXT
 
-from pagoda_operator.api.conditions import NO_DEADLINE, waiting
+from pagoda_operator.api.conditions import waiting
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.state import DEPLOYMENTS, Observed
 from pagoda_operator.decide.plan import Plan
