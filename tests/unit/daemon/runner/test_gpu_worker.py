@@ -16,6 +16,7 @@ from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, f
 from pagoda_daemon.runner.gpu.load import warm_worker
 from pagoda_daemon.runner.gpu.staging import Staging
 from pagoda_daemon.runner.model_worker import ModelWorker
+from pagoda_kernels.interpreter.honest import HonestInterpreter
 from support.engine.native_reference import shape, weights_of
 
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
@@ -26,6 +27,13 @@ SHAPES = {
     "windows": {"windows": (9, 40)},
     "tied, odd sizes": {"tied": True, "hidden": 96, "vocab_size": 129},
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def honest_interpreter():
+    """Numbers round, and accesses are checked, as on a device."""
+    with HonestInterpreter():
+        yield
 
 
 def workers(spec):
@@ -122,6 +130,7 @@ def test_drawn_tokens_are_those_of_the_sampler_on_the_host():
         same(ours.execute(plan), theirs.execute(plan))
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # numpy of its own maximum, in the interpreter
 def test_a_row_of_numbers_that_are_none_fails_alone():
     ours, theirs = workers(spec := shape())
     batch = Batch(prompts(spec.vocab_size, (5, 9)))
@@ -169,14 +178,14 @@ def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
         assert sent["b"].tolist() == list(range(size))
 
 
-def test_a_bucket_holds_its_rows_and_is_at_most_a_third_larger_where_there_are_many():
+def test_a_bucket_holds_its_rows_and_is_at_most_half_larger_where_there_are_many():
     found = buckets(200)
     assert found[-1] == 200
     assert bucket_of(201, found) is None
     for rows in range(1, 201):
         bucket = bucket_of(rows, found)
         assert rows <= bucket
-        assert rows <= 32 or bucket <= rows * 4 / 3
+        assert rows <= 32 or bucket <= rows * 3 / 2
 
 
 def test_rows_that_feed_one_token_lead_until_the_first_that_feeds_more():
