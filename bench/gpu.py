@@ -154,7 +154,8 @@ def _one(measurement: Measurement, ceilings: Any, machine: Any) -> tuple[dict[st
     """The result, and whether the device can still be used."""
     from gpu_trial import message
 
-    faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
+    if not machine.dry:
+        faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
     try:
         result = measurement.run(ceilings)
     except Exception as wrong:  # noqa: BLE001 - the other measurements go on

@@ -124,7 +124,7 @@ class _Turning:
 
     def ours(self, op: ModuleType) -> Any:
         norms = None if self.norms is None else op.HeadNorms(*self.norms, _EPS)
-        turn, place = op.Turn(*self.tables, self.positions), op.Place(self.kv, self.slots)
+        turn, place = op.Turn(*self.tables, self.positions), op.KvPlace(self.kv, self.slots)
         return partial(op.rope_kv_write, self.qkv, turn, place, norms, query=self.query)
 
     def torch_call(self) -> Tensor:
