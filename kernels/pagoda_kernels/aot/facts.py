@@ -41,9 +41,10 @@ _AMD_OPCODE: Final = re.compile(r"^\s+((?:v|s|ds|global|buffer|flat)_\w+)", re.M
 class Facts:
     """Of one kernel on one arch.
 
-    shared: bytes. registers: per thread. spills: bytes of stack; on AMD, registers. mma: instructions that multiply
-    matrices, by class. converts: to or from a floating type. depth: groups of cp.async that stay in flight where the kernel waits for the next; 0: it waits for what it has just
-    asked for; None: no cp.async. tma: loads by descriptor. loads: from global memory, of these `wide` of 128 bits or more.
+    shared: bytes. registers: per thread. spills: bytes of stack; on AMD, registers. mma: instructions that multiply matrices, by class.
+    depth: groups of cp.async that stay in flight where the kernel waits for the next; 0: it waits for what it has just asked for; None:
+    no cp.async. tma: loads by descriptor. loads: from global memory, of these `wide` of 128 bits or more. converts: to or from a floating
+    type.
     """
 
     shared: int
