@@ -17,6 +17,7 @@ from pagoda_daemon.runner.gpu.load import warm_worker
 from pagoda_daemon.runner.gpu.staging import Staging
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_kernels.interpreter.honest import HonestInterpreter
+from pagoda_kernels.testing import device
 from support.engine.native_reference import shape, weights_of
 
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
@@ -32,20 +33,29 @@ SHAPES = {
 @pytest.fixture(autouse=True, scope="module")
 def honest_interpreter():
     """Numbers round, and accesses are checked, as on a device."""
+    if torch.cuda.is_available():
+        yield
+        return
     with HonestInterpreter():
         yield
 
 
+def weights_on(spec, place):
+    """Of one seed, in fp32: what differs is an error, not a rounding."""
+    with place:
+        weights = allocate(spec, torch.float32)
+    bf16 = destinations(spec, weights_of(spec))
+    for name, part in destinations(spec, weights).items():
+        part.copy_(bf16[name])
+    return weights
+
+
 def workers(spec):
-    """The GPU's and its judge, with the same weights in fp32: what differs is an error, not a rounding."""
-    weights, bf16 = allocate(spec, torch.float32), weights_of(spec)
-    for name, place in destinations(spec, weights).items():
-        place.copy_(destinations(spec, bf16)[name])
+    """The GPU's, on a GPU where there is one, and its judge."""
     limits = WorkerLimits(BLOCKS, BLOCK, spec.vocab_size, POSITIONS)
-    engine = EngineConfig(max_concurrency=ROWS)
-    ours = warm_worker(spec, weights, engine, limits, lambda _share: None)
+    ours = warm_worker(spec, weights_on(spec, torch.device(device())), EngineConfig(max_concurrency=ROWS), limits, lambda _share: None)
     kv = KvCache(spec, BLOCKS + 1, BLOCK, torch.float32)
-    return ours, ModelWorker(TorchForward(Decoder(spec, weights, POSITIONS), kv), limits)
+    return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
 
 
 class Batch:
@@ -168,7 +178,7 @@ def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
-    staging = Staging(torch.device("cpu"))
+    staging = Staging(torch.device(device()))
     for size in (3, 100_000, 5):
         sent = staging.send(
             {"a": np.arange(size, dtype=np.int64), "b": np.arange(size, dtype=np.float32), "c": np.arange(1, dtype=np.int32)}
