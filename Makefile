@@ -110,7 +110,7 @@ images: setup  ## Build the images with buildah (root; the daemon's with its 5.3
 	$(BIN)/pagoda-demo images --full
 
 bench: setup  ## Measure, print JSON (docs/benchmarks.md)
-	for script in bench/*.py; do echo "== $$script" >&2; $(BIN)/python -P $$script || exit 1; done
+	for script in bench/*.py; do echo "== $$script" >&2; $(BIN)/python -P $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
 
 lock: setup  ## Resolve requirements/*.txt anew
 	bash requirements/lock.sh
