@@ -1,6 +1,7 @@
 """Settings for all tests: the examples of properties (support/suite/profiles.py), what takes long, and what ends a test that hangs."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from support.suite.pool import Bill, Groups, longest_first
 profiles.register()
 
 HERE = Path(__file__).parent
+# Without a GPU, kernels run in Triton's interpreter. It has to be chosen before whatever a test imports imports triton (transformers does).
+if not any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 UNIT = {HERE / "unit", HERE / "equipment"}
 # What ends a test that hangs where it starts processes, or computes for a minute (deep): the first one of a file pays for its cluster
 # and images too, and a busy machine gives a thousand seeds of a race a fifth of a core.

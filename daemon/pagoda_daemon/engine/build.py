@@ -26,7 +26,13 @@ def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
         device = config.testing.simulated.device
         return SimulatedWorker.of(config) if device is None else _stand_in(config, device)
     from pagoda_daemon.runner.model_worker import ModelWorker
+    from pagoda_daemon.runner.place import place_of
 
+    if place_of(config.engine.device).type == "cuda":
+        from pagoda_daemon.runner.gpu.load import load_worker, not_for_fused_ops
+
+        if not_for_fused_ops(config) is None:
+            return load_worker(config, progress)
     return ModelWorker.load(config, progress)
 
 

@@ -48,12 +48,17 @@ def answer(sampler: Sampler, plan: StepPlan, logits: Tensor, fed: Ints | None = 
 
 def answer_likeliest(plan: StepPlan, found: Likeliest) -> StepResult:
     """`answer` where the forward pass has chosen."""
+    return sampled(plan.rows, found)
+
+
+def sampled(rows: Ints, found: Likeliest) -> StepResult:
+    """A token for each of `rows` that has one to choose."""
     wrong = unchosen(found.logits)
     if not wrong:
-        return StepResult(plan.rows, found.tokens)
-    errors = {int(plan.rows[index]): why for index, why in wrong.items()}
-    fine = _fine(plan.rows, errors)
-    return StepResult(plan.rows[fine], found.tokens[fine], _errors(errors))
+        return StepResult(rows, found.tokens)
+    errors = {int(rows[index]): why for index, why in wrong.items()}
+    fine = _fine(rows, errors)
+    return StepResult(rows[fine], found.tokens[fine], _errors(errors))
 
 
 def _fine(rows: Ints, errors: Mapping[int, str]) -> Bools:

@@ -55,26 +55,32 @@ class Needs:
         return self.weight_bytes + self.step_bytes + self.context_bytes * context
 
 
-def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, logit: int | None = None) -> Needs:
+def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, logit: int | None = None, *, gathers: bool = True) -> Needs:
     """`item` is the bytes of one weight, `logit` those of one logit where they differ. Counts what `model.decoder` has alive at its widest
-    point, norms and products in fp32."""
-    tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
+    point, norms and products in fp32. `gathers`: keys and values are copied to be attended; a paged kernel reads them where they are."""
+    tokens = engine.token_budget
     width = spec.experts.per_token * (spec.hidden + spec.experts.intermediate) if spec.experts else spec.intermediate
     attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     activations = 4 * tokens * (4 * spec.hidden + 3 * max(attended, width))
-    # Where a prompt is scored, every token has logits; their log-probabilities are made in slices, before or after sampling's copies.
-    sampled, scored = rows * spec.vocab_size * _SAMPLER_BYTES, min(tokens * spec.vocab_size, SLICE) * _SCORED_BYTES
-    logits = tokens * spec.vocab_size * (logit or item) + max(sampled, scored)
+    # Where a prompt is scored, every token has logits.
+    logits = tokens * spec.vocab_size * (logit or item) + sampling_bytes(spec, engine)
     mask = tokens * (item + 2)
-    tables_and_gathered = 2 * spec.head_dim * item * (1 + spec.kv_heads)
+    gathered = 2 * spec.head_dim * item * spec.kv_heads
+    rope_tables = 2 * spec.head_dim * item
     return Needs(
         weight_bytes=weight_bytes,
         step_bytes=_STEP_FLOOR + activations + logits,
-        context_bytes=mask + tables_and_gathered,
+        context_bytes=rope_tables + (mask + gathered if gathers else 0),
         token_bytes=spec.kv_token_bytes(item),
         max_positions=spec.max_positions,
         window=spec.sliding_window,
     )
+
+
+def sampling_bytes(spec: ModelSpec, engine: EngineConfig) -> int:
+    """What sampling has alive beside the logits. Log-probabilities of a prompt are made in slices, before or after sampling's copies."""
+    tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
+    return max(rows * spec.vocab_size * _SAMPLER_BYTES, min(tokens * spec.vocab_size, SLICE) * _SCORED_BYTES)
 
 
 def kv_shape(engine: EngineConfig, model: Needs, memory: Memory) -> KvShape:

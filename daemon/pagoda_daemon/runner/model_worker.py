@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import structlog
 import torch
 from pagoda_contracts.launch import DaemonConfig
@@ -22,6 +21,7 @@ from pagoda_daemon.runner.forward import Choose, Forward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.load import load_forward
 from pagoda_daemon.runner.pool import pool
+from pagoda_daemon.runner.probe import one_token
 from pagoda_daemon.runner.sampler import Sampler
 
 _log = structlog.get_logger(__name__)
@@ -79,18 +79,4 @@ class ModelWorker:
             self.forward.copy_blocks(plan.copies)
 
     def probe(self) -> None:
-        self.execute(_one_token(block=self.limits.blocks_total))
-
-
-def _one_token(block: int) -> StepPlan:
-    """Token 0 at position 0 of `block`, greedy."""
-    zero = np.zeros(1, np.int32)
-    return StepPlan(
-        step=0,
-        rows=zero,
-        starts=np.array([0, 1], np.int32),
-        token_ids=zero,
-        positions=zero,
-        block_tables=np.array([[block]], np.int32),
-        sample=np.ones(1, np.bool_),
-    )
+        self.execute(one_token(block=self.limits.blocks_total))

@@ -1,0 +1,265 @@
+"""The whole engine on a GPU: the real loop, scheduler and worker in this process, random weights made on the device. For bench/gpu.py.
+
+Variants are ablations of the same engine: `eager` is PyTorch op by op, `fused` our kernels launched one by one, `graphs` replays CUDA
+graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import random
+import statistics
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from gpu_device import Machine
+from gpu_numbers import Ceilings
+from gpu_record import Measurement
+from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
+from pagoda_daemon.core.sampling import Sampling
+from pagoda_daemon.engine.loop import Engine
+from pagoda_daemon.model.attention import KvCache
+from pagoda_daemon.model.config import ModelSpec, parse_spec
+from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.runner.adapters import AdapterStore
+from pagoda_daemon.runner.forward import TorchForward
+from pagoda_daemon.runner.model_worker import ModelWorker
+from pagoda_daemon.runner.worker import Worker
+from pagoda_daemon.simulated.replicas.engine import LocalWire
+
+VARIANTS = ("overlap", "graphs", "fused", "eager")
+
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        **_LLAMA,
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        **_LLAMA,
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy."""
+
+    rows: int
+    prompt: int
+    answer: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    @property
+    def name(self) -> str:
+        drawn = f" temperature {self.temperature} top_p {self.top_p}" if self.temperature else ""
+        return f"rows {self.rows} in {self.prompt} out {self.answer}{drawn}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one point: the median of the steps in which all rows decode, what that is in tokens per second, the time to the first token of
+    the first request and to that of the last, and tokens per second from the first request to the last token."""
+
+    step_ms: float
+    decode_tokens_per_s: float
+    first_token_ms: float
+    last_first_token_ms: float
+    tokens_per_s: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """On the device."""
+
+    spec: ModelSpec
+    weights: Weights
+
+    @classmethod
+    def of(cls, name: str, place: torch.device) -> Model:
+        """Random, such that activations neither vanish nor explode."""
+        spec = parse_spec(CONFIGS[name])
+        torch.manual_seed(0)
+        with place:
+            weights = allocate(spec, torch.bfloat16)
+        for part, tensor in destinations(spec, weights).items():
+            if "norm" in part:
+                tensor.fill_(1)
+            else:
+                tensor.normal_(0, 0.02)
+        return cls(spec, weights)
+
+
+class Sync:
+    """A worker whose `launch` nobody sees: it waits for every step."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.limits = worker.limits
+        self.adapters: AdapterStore | None = None
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._worker.execute(plan)
+
+    def probe(self) -> None:
+        self._worker.probe()
+
+
+def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLimits) -> Worker:
+    """As loading would build it, without files."""
+    if variant == "eager":
+        with model.weights.norm.device:
+            kv = KvCache(model.spec, limits.blocks_total + 1, limits.block_size, torch.bfloat16)
+            return ModelWorker(TorchForward(Decoder(model.spec, model.weights, limits.max_model_len), kv), limits)
+    from pagoda_daemon.runner.gpu.load import warm_worker  # not for `eager`: it needs Triton
+
+    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant != "fused")
+    return worker if variant == "overlap" else Sync(worker)
+
+
+class Served:
+    """An engine on a thread of this process."""
+
+    def __init__(self, model: Model, variant: str, engine: EngineConfig, limits: WorkerLimits) -> None:
+        self._heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
+        self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))
+        self._vocab = limits.vocab_size
+        self._names = 0
+        engine_loop = Engine(self._wire, engine, lambda _progress: worker_of(model, variant, engine, limits), _now_ms)
+        self._thread = threading.Thread(target=engine_loop.run, args=(lambda: False,), daemon=True)
+        begun = time.perf_counter()
+        self._thread.start()
+        self._until(Ready)
+        self.start_s = time.perf_counter() - begun
+
+    def run(self, point: Point) -> Found:
+        """Submit all at once, wait for all."""
+        sampling = Sampling(
+            max_tokens=point.answer, temperature=point.temperature, top_p=point.top_p, seed=1 if point.temperature else None
+        )
+        prompts = [tuple(random.randrange(3, self._vocab) for _ in range(point.prompt)) for _ in range(point.rows)]
+        begun, left, stamps, first = time.perf_counter(), point.rows, [], {}
+        for prompt in prompts:
+            self._names += 1
+            self._wire.put(Submit(str(self._names), prompt, sampling))
+        while left:
+            stamp, message = self._until(StepOutput)
+            for output in message.outputs:
+                if output.token_ids:
+                    first.setdefault(output.request_id, stamp - begun)
+            stamps.append((stamp, sum(len(output.token_ids) for output in message.outputs)))
+            left -= sum(output.finish_reason is not None for output in message.outputs)
+        steps = [(b - a) * 1000 for (a, before), (b, count) in pairwise(stamps) if count == before == point.rows]
+        step, tokens = statistics.median(steps or [math.nan]), sum(count for _, count in stamps)
+        return Found(
+            round(step, 3),
+            round(1000 * point.rows / step, 1),
+            round(1000 * min(first.values()), 2),
+            round(1000 * max(first.values()), 2),
+            round(tokens / (stamps[-1][0] - begun), 1),
+            tokens,
+        )
+
+    def close(self) -> None:
+        self._wire.put(Shutdown())
+        self._thread.join()
+
+    def _until(self, kind: type) -> tuple[float, Any]:
+        while True:
+            stamp, message = self._heard.get(timeout=300)
+            if isinstance(message, Failed):
+                raise SystemExit(message.message)
+            if isinstance(message, kind):
+                return stamp, message
+
+
+def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> WorkerLimits:
+    """Room for the largest point and one block more per row."""
+    longest = max(point.prompt + point.answer for point in points)
+    blocks = max(point.rows * (-(-(point.prompt + point.answer) // engine.block_size) + 1) for point in points)
+    return WorkerLimits(blocks, engine.block_size, model.spec.vocab_size, max(longest, engine.block_size))
+
+
+SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
+DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
+ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
+TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
+
+
+def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
+    """Each model in each variant. Without a device, a tiny one."""
+    if machine.dry:
+        return [_measurement("tiny", variant, TINY, machine) for variant in VARIANTS]
+    served = [_measurement(name, "overlap", SERVED + DRAWN, machine) for name in ("8b", "0.6b")]
+    return served + [_measurement(name, variant, ABLATION, machine) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
+
+
+def _measurement(name: str, variant: str, points: tuple[Point, ...], machine: Machine) -> Measurement:
+    rank = (1, VARIANTS.index(variant), name != "8b")
+    return Measurement(f"engine {name} {variant}", rank, lambda ceilings: measure(name, variant, points, machine, ceilings))
+
+
+def measure(name: str, variant: str, points: tuple[Point, ...], machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
+    """A model in a variant at each point, after one short run of it."""
+    model = Model.of(name, machine.device)
+    rows = max(point.rows for point in points)
+    engine = EngineConfig.model_validate({"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False})
+    served = Served(model, variant, engine, limits_of(model, points, engine))
+    found: dict[str, Any] = {"start_s": round(served.start_s, 2), "points": {}}
+    for point in points:
+        served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
+        result = served.run(point)
+        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+    served.close()
+    return found
+
+
+def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
+    """How near a step that decodes is to reading all weights and the rows' keys and values once, at the bandwidth of a copy."""
+    spec, item = model.spec, torch.bfloat16.itemsize
+    read = weight_bytes(spec, torch.bfloat16) - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
+    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
+    return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000

@@ -1,0 +1,173 @@
+"""What a GPU reaches: its ceilings, each kernel of pagoda_kernels.gpu as a share of them beside torch, and the engine.
+
+`PYTHONPATH=kernels python3 -P bench/gpu.py [--parts ceilings,kernels,end-to-end] [--only PATTERN,…] [--out FILE.json] [--budget SECONDS]`
+Prints JSON, and a table on standard error. Each result is proven against float64 before it is timed; times are medians of graphs that
+are replayed in turn. `--out` is written after each measurement, and a second run skips what it holds, unless `--again`.
+`--configs 'paged_attention_decode:tile=64|128,stages=3|4'` measures these beside the kernel's own choice. `--dry`: tiny shapes, each
+call once, no times; needs no GPU. Ends with 2 without a GPU, and with 3 when a kernel broke the device's state: run it again, and it goes
+on behind that kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "common"))
+
+from gpu_record import Measurement, OtherDevice, Record, chosen, fits, table
+
+PARTS = ("ceilings", "kernels", "end-to-end")
+_LONGEST_S = 120  # a kernel that hangs ends the process; the next one goes on behind it
+NO_GPU, BROKEN = 2, 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parsed(argv)
+    if arguments.dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    import torch
+
+    if not arguments.dry and not torch.cuda.is_available():
+        print("bench/gpu.py needs a CUDA device, and torch finds none.", file=sys.stderr)
+        return NO_GPU
+    return measured(arguments)
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=_words(PARTS), default=list(PARTS[:2]), help=f"of {','.join(PARTS)}")
+    parser.add_argument("--only", type=_words(), default=[], help="measurements with one of these patterns in their names")
+    parser.add_argument("--configs", action="append", default=[], metavar="OP:FIELD=A|B,…", help="more than once, if need be")
+    parser.add_argument("--out", type=Path, help="the document to go on with")
+    parser.add_argument("--again", action="store_true", help="measure what --out holds already, too")
+    parser.add_argument("--budget", type=float, default=240.0, help="seconds")
+    parser.add_argument("--dry", action="store_true", help="on the CPU")
+    parser.add_argument("--list", action="store_true", help="what would be measured, in order")
+    return parser.parse_args(argv)
+
+
+def _words(known: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
+    def read(text: str) -> list[str]:
+        found = [word for word in text.split(",") if word]
+        if known and (wrong := set(found) - set(known)):
+            raise argparse.ArgumentTypeError(f"{sorted(wrong)} must be of {', '.join(known)}")
+        return found
+
+    return read
+
+
+def measured(arguments: argparse.Namespace) -> int:
+    from gpu_device import cuda, dry
+
+    begun = time.monotonic()
+    machine = dry() if arguments.dry else cuda()
+    try:
+        record = Record.open(arguments.out, machine.facts())
+    except OtherDevice as wrong:
+        print(wrong, file=sys.stderr)
+        return 1
+    all_of_them, remarks = planned(arguments, machine)
+    left = chosen(all_of_them, () if arguments.again else record.results, arguments.only)
+    if arguments.list:
+        print("\n".join(one.name for one in left))
+        return 0
+    with honest() if arguments.dry else nullcontext():
+        code, late = worked_off(left, record, machine, arguments.budget - (time.monotonic() - begun))
+    remarks["left out for the budget"] = late
+    print(json.dumps(record.document() | {"remarks": {name: text for name, text in remarks.items() if text}}, indent=1), flush=True)
+    print(table(record.results), file=sys.stderr)
+    return code
+
+
+def honest() -> AbstractContextManager[Any]:
+    """Triton's interpreter computes bf16 as no device does, unless the tree has what mends it."""
+    try:
+        return importlib.import_module("pagoda_kernels.interpreter.honest").HonestInterpreter()
+    except ModuleNotFoundError:
+        return nullcontext()
+
+
+def planned(arguments: argparse.Namespace, machine: Any) -> tuple[list[Measurement], dict[str, Any]]:
+    """What there is to measure, and remarks on what there is not."""
+    found: list[Measurement] = []
+    remarks: dict[str, Any] = {}
+    if "kernels" in arguments.parts:
+        import gpu_kernels
+
+        ops, missing = gpu_kernels.present()
+        remarks["missing ops"] = {one.module: one.why for one in missing}
+        found += gpu_kernels.measurements(machine, ops, _configs(arguments.configs))
+    if "end-to-end" in arguments.parts:
+        try:
+            found += importlib.import_module("gpu_engine").measurements(machine, arguments)
+        except ModuleNotFoundError as wrong:
+            remarks["end-to-end"] = str(wrong)
+    return found, remarks
+
+
+def _configs(texts: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        op, _, fields = text.partition(":")
+        found.setdefault(op, []).append(fields)
+    return found
+
+
+def worked_off(left: list[Measurement], record: Record, machine: Any, budget: float) -> tuple[int, list[str]]:
+    """The exit code, and what there was no time for."""
+    begun, longest = time.monotonic(), 0.0
+    ceilings = measured_ceilings(record, machine)
+    for index, one in enumerate(left):
+        before = time.monotonic()
+        if not fits(before - begun, budget, longest):
+            return 0, [late.name for late in left[index:]]
+        record.begin(one.name)
+        result, whole = _one(one, ceilings, machine)
+        longest = max(longest, time.monotonic() - before)
+        record.add(one.name, {**result, "seconds": round(time.monotonic() - before, 2)})
+        print(f"{time.monotonic() - begun:6.1f} s  {one.name}", file=sys.stderr)
+        if not whole:
+            return BROKEN, [late.name for late in left[index + 1 :]]
+    return 0, []
+
+
+def measured_ceilings(record: Record, machine: Any) -> Any:
+    """Of this process: every percentage is of what the same process has reached."""
+    from gpu_ceilings import assumed, ceilings
+
+    found = assumed() if machine.dry else ceilings(machine)
+    record.ran({"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "ceilings": found.document()})
+    return found
+
+
+def _one(measurement: Measurement, ceilings: Any, machine: Any) -> tuple[dict[str, Any], bool]:
+    """The result, and whether the device can still be used."""
+    from gpu_trial import message
+
+    if not machine.dry:
+        faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
+    try:
+        result = measurement.run(ceilings)
+    except Exception as wrong:  # noqa: BLE001 - the other measurements go on
+        result = {"error": message(wrong)}
+    try:
+        machine.released()
+    except RuntimeError as wrong:
+        return result | {"error": result.get("error") or message(wrong)}, False
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return result, True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

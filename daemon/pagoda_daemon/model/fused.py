@@ -1,0 +1,109 @@
+"""FusedDecoder: the forward pass of a dense decoder out of the GPU's fused ops and cuBLAS. Called by `runner.gpu`.
+
+Computes what `model.decoder` computes, with the same roundings, in eight launches per layer instead of about forty: that one is its judge.
+Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from pagoda_kernels.gpu.rope_kv_write import HeadNorms, Place, Turn, rope_kv_write
+from pagoda_kernels.gpu.silu_mul import silu_mul
+from torch import Tensor
+
+from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.model.ops import linear
+from pagoda_daemon.model.rope import rope_table
+from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
+
+_LEAST_DIM = 16  # of a head: what a matrix instruction takes
+
+
+class Attention(Protocol):
+    """Who sees whom in a step."""
+
+    def attend(self, query: Tensor, kv: Tensor, window: int | None) -> Tensor:
+        """`query` [tokens, heads, head_dim] over a layer's pages `kv` [2, slots, kv_heads, head_dim]; of the same shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FusedStep:
+    """A step's tokens, all on the device: ids and positions int32 [tokens], the slots of their keys and values int64 [tokens] (-1: none),
+    and the flat indexes int64 of those whose states are wanted; None: all, in order."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    wanted: Tensor | None
+    attention: Attention
+
+
+def not_fused(spec: ModelSpec) -> str | None:
+    """Why a model is not for the fused ops; None when it is."""
+    if any(spec.sparse):
+        return "experts are computed by torch"
+    if spec.head_dim < _LEAST_DIM:
+        return f"heads of {spec.head_dim} are narrower than {_LEAST_DIM}"
+    return None
+
+
+class FusedDecoder:
+    """Weights, rotary tables and the launches between them."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, max_len: int) -> None:
+        self.spec = spec
+        self.weights = weights
+        self._tables = rope_table(spec, max_len, weights.norm.dtype)
+        self._norms = tuple(_head_norms(spec, layer) for layer in weights.layers)
+
+    def head(self, states: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits of states, [rows, vocab]."""
+        return torch.mm(states, self.weights.head.T) if out is None else torch.mm(states, self.weights.head.T, out=out)
+
+    def states(self, step: FusedStep, layers: Sequence[Tensor] | Tensor) -> Tensor:
+        """Write the tokens' keys and values into `layers`, one KV tensor each; [wanted, hidden], the last layer's output after the norm."""
+        turn = Turn(*self._tables, step.positions)
+        hidden = self.weights.embedding.index_select(0, step.token_ids)
+        normed = rms_norm(hidden, self.weights.layers[0].attention_norm, self.spec.norm_eps)
+        for index, layer in enumerate(self.weights.layers):
+            mixed = self._mixed(index, normed, turn, Place(layers[index], step.slots), step.attention)
+            if layer is self.weights.layers[-1] and step.wanted is not None:
+                mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
+            normed = add_rms_norm(_apply(mixed, layer.output), hidden, layer.mlp_norm, self.spec.norm_eps)
+            down = _mlp(layer, normed)
+            normed = add_rms_norm(down, hidden, self._norm_behind(index), self.spec.norm_eps)
+        return normed
+
+    def _mixed(self, index: int, normed: Tensor, turn: Turn, place: Place, attention: Attention) -> Tensor:
+        spec, layer = self.spec, self.weights.layers[index]
+        fused = _apply(normed, layer.qkv)
+        query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
+        rope_kv_write(fused, turn, place, self._norms[index], query=query)
+        return attention.attend(query, place.kv, spec.windows[index]).flatten(1)
+
+    def _norm_behind(self, index: int) -> Tensor:
+        """The norm that reads what layer `index` leaves."""
+        following = index + 1
+        return self.weights.norm if following == len(self.weights.layers) else self.weights.layers[following].attention_norm
+
+
+def _mlp(layer: Layer, normed: Tensor) -> Tensor:
+    if not isinstance(layer.mlp, Mlp):
+        raise TypeError("a layer of experts is not for the fused ops: `not_fused` says so beforehand")
+    return _apply(silu_mul(_apply(normed, layer.mlp.gate_up)), layer.mlp.down)
+
+
+def _apply(hidden: Tensor, weights: Linear) -> Tensor:
+    return linear(hidden, weights.weight, weights.bias)
+
+
+def _head_norms(spec: ModelSpec, layer: Layer) -> HeadNorms | None:
+    if layer.query_norm is None or layer.key_norm is None:
+        return None
+    return HeadNorms(layer.query_norm, layer.key_norm, spec.norm_eps)

@@ -1,0 +1,138 @@
+"""load_worker: a model directory → a warm GpuWorker. Called by `engine.build` where there is a CUDA device that the fused ops serve.
+
+Startup: weights take the first part of the progress, graphs the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import structlog
+import torch
+from pagoda_contracts.launch import DaemonConfig, EngineConfig
+from pagoda_kernels.gpu.paged_attention_decode import decode_config
+from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
+
+from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.model.attention import KvCache
+from pagoda_daemon.model.config import ModelSpec, read_spec
+from pagoda_daemon.model.fingerprint import fingerprint
+from pagoda_daemon.model.fused import FusedDecoder, not_fused
+from pagoda_daemon.model.loader import load_tensors
+from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.runner.gpu.forward import GpuForward
+from pagoda_daemon.runner.gpu.inputs import Shape, buckets
+from pagoda_daemon.runner.gpu.worker import GpuWorker
+from pagoda_daemon.runner.host import Host
+from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
+from pagoda_daemon.runner.place import computed_by, memory_at, place_of
+
+_READING: Final = 0.8
+"""Share of the progress that is the weights'."""
+
+_DTYPE: Final = torch.bfloat16
+_GRAPH_BYTES: Final = 16 * 2**20
+"""What a captured graph holds beside its tensors: launches and their arguments."""
+
+_log = structlog.get_logger(__name__)
+
+
+def not_for_fused_ops(config: DaemonConfig) -> str | None:
+    """Why torch computes eagerly instead; None where the fused ops do."""
+    engine = config.engine
+    if engine.dtype != "bfloat16":
+        return f"dtype {engine.dtype}"
+    if engine.deterministic:
+        return "deterministic"
+    if engine.quantization is not None:
+        return f"quantization {engine.quantization}"
+    if config.adapters is not None:
+        return "adapters"
+    return not_fused(read_spec(Path(config.model.path)))
+
+
+def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuWorker:
+    """Read the model, size the pool, capture the graphs; PermanentError where no restart would help."""
+    directory, engine, place = Path(config.model.path), config.engine, place_of(config.engine.device)
+    spec, host = read_spec(directory), Host()
+    threads = engine.threads or host.cores()
+    torch.set_num_threads(threads)
+    size, memory = weight_bytes(spec, _DTYPE), memory_at(place, host)
+    asked = needs(spec, engine, size, _DTYPE.itemsize, gathers=False)
+    most = kv_shape(engine, replace(asked, step_bytes=0), memory).max_model_len  # refuses at once what can never fit
+    with place:
+        weights = allocate(spec, _DTYPE)
+    load_tensors(directory, destinations(spec, weights), lambda share: progress(_READING * share))
+    step = step_bytes(spec.within(most), weights, engine, most)
+    shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
+    spec = spec.within(shape.max_model_len)
+    name = fingerprint(directory, engine.dtype, "")
+    by = computed_by(place, threads, native=False)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, by)
+    worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
+    _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
+    return worker
+
+
+def warm_worker(
+    spec: ModelSpec, weights: Weights, engine: EngineConfig, limits: WorkerLimits, note: Callable[[float], None], *, graphs: bool = True
+) -> GpuWorker:
+    """From weights on the device. `limits` say how large the pool is; it gets one block more than they say. `graphs` False: every step
+    launches its kernels one by one."""
+    place = weights.norm.device
+    with place:
+        kv = KvCache(spec, limits.blocks_total + 1, limits.block_size, weights.norm.dtype)
+        decoder = FusedDecoder(spec, weights, limits.max_model_len)
+    shape = _shape(spec, weights.norm.dtype, limits.block_size, engine.max_concurrency)
+    forward = GpuForward(decoder, kv, shape, engine.max_concurrency)
+    worker = GpuWorker(forward, limits)
+    worker.probe()
+    if graphs and place.type == "cuda":
+        with torch.inference_mode():
+            forward.capture(limits.max_model_len, note)
+        worker.probe()
+    return worker
+
+
+def _shape(spec: ModelSpec, dtype: torch.dtype, block_size: int, rows: int) -> Shape:
+    windows = tuple(sorted(set(spec.windows), key=lambda window: window or 0))
+    split = decode_config(spec.head_dim, dtype.itemsize).split
+    tile = query_tile(spec.heads, spec.kv_heads, choose_config(spec.head_dim, dtype))
+    return Shape(block_size, windows, split, tile, spare_row=rows + 1)
+
+
+@torch.inference_mode()
+def step_bytes(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len: int) -> int:
+    """What steps take beside weights and KV, measured: a full budget of tokens with logits for each, as where a prompt is scored. To it
+    comes what the graphs keep."""
+    tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
+    plan = _full_step(tokens, min(max_len, tokens), engine.block_size)
+    limits = WorkerLimits(int(plan.block_tables.max()) + 1, engine.block_size, spec.vocab_size, max_len)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    worker = warm_worker(spec, weights, engine, limits, lambda _share: None, graphs=False)
+    worker.forward.logits(plan, np.arange(tokens))
+    torch.cuda.synchronize()
+    step = torch.cuda.max_memory_allocated() - before - worker.forward.kv.data.nbytes
+    kept = rows * spec.vocab_size * _DTYPE.itemsize + step * rows // tokens + len(buckets(rows)) * _GRAPH_BYTES
+    return step + kept + sampling_bytes(spec, engine)
+
+
+def _full_step(tokens: int, length: int, block_size: int) -> StepPlan:
+    """Prompts of `length` tokens, `tokens` in all."""
+    starts = np.asarray([*range(0, tokens, length), tokens], np.int32)
+    rows, width = starts.size - 1, -(-length // block_size)
+    return StepPlan(
+        step=0,
+        rows=np.zeros(rows, np.int32),
+        starts=starts,
+        token_ids=np.zeros(tokens, np.int32),
+        positions=(np.arange(tokens) % length).astype(np.int32),
+        block_tables=np.arange(rows * width, dtype=np.int32).reshape(rows, width),
+        sample=np.ones(rows, np.bool_),
+    )

@@ -1,0 +1,155 @@
+"""GpuWorker: launches steps and says later what came of them. Built by `engine.build`, called by the engine's device.
+
+The ordinary step (greedy, or drawn by temperature, top_k, top_p and min_p) is launched whole: its tokens stay on the device for the next
+one, and its result is waited for by another thread. What needs the host (penalties, grammars, log-probabilities, embeddings) waits in
+`launch`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagoda_kernels.gpu.sample import Draws, SampleScratch, greedy, sample
+from torch import Tensor
+
+from pagoda_daemon.core.batch import GREEDY, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.runner.adapters import AdapterStore
+from pagoda_daemon.runner.answer import Likeliest, answer, sampled, wanted_logits
+from pagoda_daemon.runner.feedback import Feedback
+from pagoda_daemon.runner.gpu.forward import GpuForward
+from pagoda_daemon.runner.pool import pool
+from pagoda_daemon.runner.probe import one_token
+from pagoda_daemon.runner.sampler import Sampler
+
+
+class Launched:
+    """A step on its way. `result` may be called by any thread, more than once."""
+
+    def __init__(self, finish: Callable[[], StepResult]) -> None:
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._result: StepResult | None = None
+
+    def result(self) -> StepResult:
+        """Waits for the device."""
+        with self._lock:
+            if self._result is None:
+                self._result = self._finish()
+            return self._result
+
+
+class GpuWorker:
+    """A `runner.worker.AsyncWorker`. Takes no adapters."""
+
+    adapters: AdapterStore | None = None
+
+    def __init__(self, forward: GpuForward, limits: WorkerLimits) -> None:
+        self.forward = forward
+        self.limits = limits
+        self._feedback = Feedback()
+        self._sampler = Sampler()
+        # What a plan does not know yet is of the two steps before it: more are never in flight.
+        self._scratch = SampleScratch.of(forward.rows + 1, limits.vocab_size, forward.kv.data.device)
+        self._unheard: deque[Launched] = deque(maxlen=2)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Launch and wait."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute `plan` behind the steps launched before."""
+        if plan.copies.size:
+            self.forward.copy_blocks(plan.copies)
+        launched = self._later(plan) if _on_device(plan) else self._now(plan)
+        self._unheard.append(launched)
+        return launched
+
+    def probe(self) -> None:
+        self._unheard.clear()
+        self.execute(one_token(block=self.limits.blocks_total))
+
+    def _later(self, plan: StepPlan) -> Launched:
+        """Nothing of it is known when this returns."""
+        rows = plan.rows[plan.sample]
+        if not rows.size:
+            self.forward.states(plan, np.zeros(0, np.int64))
+            return Launched(lambda: StepResult(rows, rows))
+        logits = self.forward.logits(plan, wanted_logits(plan))
+        sent = self.forward.send({"rows": rows.astype(np.int64), **_draws(plan)})
+        tokens, best = self._sampled(logits, plan, sent)
+        self.forward.note(sent["rows"], tokens)
+        return Launched(_arriving(tokens, best, plan))
+
+    def _sampled(self, logits: Tensor, plan: StepPlan, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        random = plan.sampling.random
+        if random is None:
+            return greedy(logits, scratch=self._scratch)
+        filtered = bool(((random["top_k"] > 0) | (random["top_p"] < 1) | (random["min_p"] > 0)).any())
+        draws = Draws(**{name: tensor for name, tensor in sent.items() if name != "rows"}, filtered=filtered)
+        return sample(logits, draws, scratch=self._scratch)
+
+    def _now(self, plan: StepPlan) -> Launched:
+        """By the sampler on the host, which reads the tokens so far."""
+        for launched in self._unheard:
+            heard = launched.result()
+            self._feedback.note(heard.rows, heard.token_ids)
+        self._unheard.clear()
+        plan = self._feedback.complete(plan)
+        wanted = wanted_logits(plan)
+        pooled = plan.sampling.pooled
+        states = None if pooled is None else self.forward.states(plan, wanted)
+        logits = self.forward.logits(plan, wanted) if states is None else self.forward.decoder.head(states)
+        result = answer(self._sampler, plan, logits, plan.token_ids)
+        if pooled is not None and states is not None:
+            result = replace(result, pooled=pool(pooled, wanted, states))
+        sent = self.forward.send({"rows": result.rows.astype(np.int64), "tokens": result.token_ids.astype(np.int32)})
+        self.forward.note(sent["rows"], sent["tokens"])
+        return Launched(lambda: result)
+
+
+def _on_device(plan: StepPlan) -> bool:
+    """Whether the device samples by itself all that this step asks for."""
+    sampling = plan.sampling
+    if sampling is GREEDY:
+        return True
+    random = sampling.random
+    alone = not sampling.shaped and all(part is None for part in (sampling.top_logprobs, sampling.scored, sampling.masks, sampling.pooled))
+    return alone and (random is None or not (random["top_n_sigma"] > 0).any())
+
+
+def _draws(plan: StepPlan) -> dict[str, NDArray[np.generic]]:
+    random = plan.sampling.random
+    if random is None:
+        return {}
+    names = ("temperature", "top_k", "top_p", "min_p")
+    found = {name: np.ascontiguousarray(random[name]) for name in names}
+    return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "position": plan.lengths[plan.sample].astype(np.int32), **found}
+
+
+def _arriving(tokens: Tensor, best: Tensor, plan: StepPlan) -> Callable[[], StepResult]:
+    """The copy to the host is under way; what waits for it and reads it."""
+    words = torch.stack((tokens, best.view(torch.int32)))
+    if words.device.type == "cpu":
+        return lambda: _read(words, plan)
+    host = torch.empty(words.shape, dtype=torch.int32, pin_memory=True)
+    host.copy_(words, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def arrived() -> StepResult:
+        copied.synchronize()
+        return _read(host, plan)
+
+    return arrived
+
+
+def _read(words: Tensor, plan: StepPlan) -> StepResult:
+    found = words.numpy()
+    return sampled(plan.rows[plan.sample], Likeliest(found[0], found[1].view(np.float32)))

@@ -1,0 +1,204 @@
+"""The GPU's worker, its kernels interpreted, against the torch one: the same plans, the same tokens, whatever is mixed in a step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pagoda_contracts.launch import EngineConfig
+from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
+from pagoda_daemon.core.sampling import Sampling, draw_of
+from pagoda_daemon.model.attention import KvCache
+from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.runner.forward import TorchForward
+from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
+from pagoda_daemon.runner.gpu.load import warm_worker
+from pagoda_daemon.runner.gpu.staging import Staging
+from pagoda_daemon.runner.model_worker import ModelWorker
+from pagoda_kernels.interpreter.honest import HonestInterpreter
+from pagoda_kernels.testing import device
+from support.engine.native_reference import shape, weights_of
+
+BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
+SHAPES = {
+    "groups of two": {},
+    "norms on queries and keys, biases": {"qk_norm": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "one windowed layer": {"windows": (None, 20)},
+    "windows": {"windows": (9, 40)},
+    "tied, odd sizes": {"tied": True, "hidden": 96, "vocab_size": 129},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def honest_interpreter():
+    """Numbers round, and accesses are checked, as on a device."""
+    if torch.cuda.is_available():
+        yield
+        return
+    with HonestInterpreter():
+        yield
+
+
+def weights_on(spec, place):
+    """Of one seed, in fp32: what differs is an error, not a rounding."""
+    with place:
+        weights = allocate(spec, torch.float32)
+    bf16 = destinations(spec, weights_of(spec))
+    for name, part in destinations(spec, weights).items():
+        part.copy_(bf16[name])
+    return weights
+
+
+def workers(spec):
+    """The GPU's, on a GPU where there is one, and its judge."""
+    limits = WorkerLimits(BLOCKS, BLOCK, spec.vocab_size, POSITIONS)
+    ours = warm_worker(spec, weights_on(spec, torch.device(device())), EngineConfig(max_concurrency=ROWS), limits, lambda _share: None)
+    kv = KvCache(spec, BLOCKS + 1, BLOCK, torch.float32)
+    return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
+
+
+class Batch:
+    """Rows with prompts; `step` feeds some tokens of some, those that decode first."""
+
+    def __init__(self, prompts):
+        self.prompts = prompts
+        self.fed = [0] * len(prompts)
+        blocks = np.random.default_rng(3).permutation(BLOCKS).astype(np.int32)
+        width = BLOCKS // len(prompts)
+        self.tables = blocks[: width * len(prompts)].reshape(len(prompts), width)
+        self.steps = 0
+
+    def step(self, counts, sampling=None):
+        """`counts[row]` tokens each, 0: left out; a row whose prompt is fed decodes."""
+        rows = sorted((row for row, count in enumerate(counts) if count), key=lambda row: self.fed[row] < len(self.prompts[row]))
+        ids, positions, starts, sample = [], [], [0], []
+        for row in rows:
+            known, first = self.prompts[row], self.fed[row]
+            fed = known[first : first + counts[row]] or [LAST_SAMPLED]
+            ids += fed
+            positions += range(first, first + len(fed))
+            starts.append(len(ids))
+            self.fed[row] += len(fed)
+            sample.append(self.fed[row] >= len(known))
+        self.steps += 1
+        plan = StepPlan(
+            self.steps, *(np.asarray(a, np.int32) for a in (rows, starts, ids, positions)), self.tables[rows], np.asarray(sample, np.bool_)
+        )
+        return plan if sampling is None else replace(plan, sampling=sampling(int(plan.sample.sum())))
+
+
+def prompts(vocab, sizes, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.integers(0, vocab, size).tolist() for size in sizes]
+
+
+def same(ours, theirs):
+    assert ours.rows.tolist() == theirs.rows.tolist()
+    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+    assert ours.errors == theirs.errors
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
+    ours, theirs = workers(spec := shape(**changes))
+    batch = Batch(prompts(spec.vocab_size, (1, 17, 40)))
+    schedule = [(1, 16, 0), (1, 1, 25), (1, 1, 15), (1, 1, 1), (0, 1, 1), (1, 1, 1)]
+    for counts in schedule:
+        plan = batch.step(counts)
+        same(ours.execute(plan), theirs.execute(plan))
+
+
+def test_a_step_may_be_launched_before_the_one_that_samples_its_tokens_is_heard():
+    ours, theirs = workers(spec := shape())
+    batch = Batch(prompts(spec.vocab_size, (5, 9)))
+    plans = [batch.step((5, 9)), *(batch.step((1, 1)) for _ in range(3))]
+    launched = [ours.launch(plan) for plan in plans]
+    for plan, one in zip(plans, launched, strict=True):
+        same(one.result(), theirs.execute(plan))
+
+
+def test_what_the_host_samples_knows_the_tokens_that_the_device_sampled_before():
+    ours, theirs = workers(spec := shape())
+    batch = Batch(prompts(spec.vocab_size, (5, 9)))
+    logprobs = lambda rows: SamplingRows(top_logprobs=np.full(rows, 2, np.int32))  # noqa: E731
+    plans = [batch.step((5, 9)), batch.step((1, 1)), batch.step((1, 1), logprobs), batch.step((1, 1))]
+    for plan, one in zip(plans, [ours.launch(plan) for plan in plans], strict=True):
+        expected, found = theirs.execute(plan), one.result()
+        same(found, expected)
+        if expected.logprobs is not None:
+            assert found.logprobs.top_ids.tolist() == expected.logprobs.top_ids.tolist()
+            np.testing.assert_allclose(found.logprobs.logprob, expected.logprobs.logprob, atol=1e-4)
+
+
+def test_drawn_tokens_are_those_of_the_sampler_on_the_host():
+    ours, theirs = workers(spec := shape())
+    batch = Batch(prompts(spec.vocab_size, (5, 9, 3)))
+    drawn = [Sampling(1, temperature=0.8, top_k=5), Sampling(1), Sampling(1, temperature=1.5, top_p=0.7, min_p=0.01)]
+    rows = lambda _count: SamplingRows(random=np.stack([draw_of(one, seed) for seed, one in enumerate(drawn)]))  # noqa: E731
+    for plan in (batch.step((5, 9, 3), rows), batch.step((1, 1, 1), rows)):
+        same(ours.execute(plan), theirs.execute(plan))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # numpy of its own maximum, in the interpreter
+def test_a_row_of_numbers_that_are_none_fails_alone():
+    ours, theirs = workers(spec := shape())
+    batch = Batch(prompts(spec.vocab_size, (5, 9)))
+    for worker in (ours, theirs):
+        # What a row looks back on, not its neighbour's.
+        worker.forward.kv.data[:, :, batch.tables[0][0] * BLOCK] = torch.nan
+    batch.fed[0] = 4
+    plan = batch.step((1, 9))
+    found = ours.execute(plan)
+    assert [error.row for error in found.errors] == [0]
+    same(found, theirs.execute(plan))
+
+
+def test_every_array_begins_at_sixteen_bytes_and_none_overlaps_another():
+    batch = Batch(prompts(200, (5, 9, 3)))
+    batch.step((5, 9, 3))
+    (one,) = {ours.forward._shape for ours in [workers(shape(windows=(None, 20)))[0]]}
+    arrays = decode_arrays(batch.step((1, 1, 1)), one, 8)
+    where = places(arrays)
+    assert all(place.start % 4 == 0 for place in where.values())
+    buffer = np.zeros(max(place.stop for place in where.values()), np.int32)
+    fill(buffer, arrays, where)
+    for name, array in arrays.items():
+        assert buffer[where[name]].view(array.dtype).tolist() == array.tolist(), name
+
+
+def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
+    batch = Batch(prompts(200, (5, 9)))
+    batch.step((5, 9))
+    ours, _ = workers(shape())
+    arrays = decode_arrays(batch.step((1, 1)), ours.forward._shape, 4)
+    assert arrays["lengths"].tolist() == [6, 10, 0, 0]
+    assert arrays["slots"][2:].tolist() == [-1, -1]
+    assert arrays["rows"].tolist() == [0, 1, ROWS + 1, ROWS + 1]
+
+
+def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
+    staging = Staging(torch.device(device()))
+    for size in (3, 100_000, 5):
+        sent = staging.send(
+            {"a": np.arange(size, dtype=np.int64), "b": np.arange(size, dtype=np.float32), "c": np.arange(1, dtype=np.int32)}
+        )
+        assert [sent[name].dtype for name in "abc"] == [torch.int64, torch.float32, torch.int32]
+        assert sent["a"].tolist() == list(range(size))
+        assert sent["b"].tolist() == list(range(size))
+
+
+def test_a_bucket_holds_its_rows_and_is_at_most_half_larger_where_there_are_many():
+    found = buckets(200)
+    assert found[-1] == 200
+    assert bucket_of(201, found) is None
+    for rows in range(1, 201):
+        bucket = bucket_of(rows, found)
+        assert rows <= bucket
+        assert rows <= 32 or bucket <= rows * 3 / 2
+
+
+def test_rows_that_feed_one_token_lead_until_the_first_that_feeds_more():
+    batch = Batch(prompts(200, (1, 9, 1)))
+    assert leading(batch.step((1, 0, 0))) == 1
+    assert leading(batch.step((1, 9, 1))) == 1

@@ -1,0 +1,362 @@
+"""bench/gpu.py: its arithmetic, what it goes on with, and that a wrong kernel is called wrong and not timed. Ops here are torch's."""
+
+import importlib
+import json
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gpu_attention import Buffers, Shape, attention, baselines
+from gpu_device import dry
+from gpu_kernels import cases, config_grid, measurements, present
+from gpu_numbers import Ceilings, Cost, Timed, buffer_sets, floor, graph_calls, reached, replays, timed, verdict
+from gpu_pointwise import Rows, add_rms_norm, rms_norm, rope_kv_write, silu_mul
+from gpu_record import ENDED, Measurement, OtherDevice, Record, chosen, fits, table
+from gpu_sampling import Draws, _drawn
+from gpu_trial import OURS, frobenius, measure
+
+ROOT = Path(__file__).parents[3]
+CEILINGS = Ceilings(4000.0, 800.0, {})
+MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("cost", "us", "limit"),
+    [
+        pytest.param(Cost(4000 * MB), 1000.0, "bytes", id="4 GB at 4 TB/s"),
+        pytest.param(Cost(MB, 8 * 10**11), 1000.0, "flops", id="0.8 TFLOP at 800 TFLOP/s"),
+        pytest.param(Cost(MB, launches=3), 6.0, "launches", id="three kernels"),
+    ],
+)
+def test_the_floor_is_the_largest_of_three(cost, us, limit):
+    assert floor(cost, CEILINGS) == (pytest.approx(us), limit)
+
+
+def test_a_call_at_its_floor_reaches_a_hundred_percent():
+    assert reached(Cost(4000 * MB), CEILINGS, 1000.0) == {"us": 1000.0, "percent": 100.0, "gb_s": 4000.0}
+    assert reached(Cost(MB, 8 * 10**11), CEILINGS, 2000.0)["percent"] == 50.0
+    assert reached(Cost(MB, 8 * 10**11), CEILINGS, 2000.0)["tflop_s"] == 400.0
+
+
+@pytest.mark.parametrize(
+    ("touched", "room", "expected"),
+    [
+        pytest.param(300 * MB, 8000 * MB, (1, False), id="larger than four caches"),
+        pytest.param(50 * MB, 8000 * MB, (5, False), id="five make four caches"),
+        pytest.param(50 * MB, 100 * MB, (2, True), id="no room for five"),
+        pytest.param(1000, 8000 * MB, (1, True), id="too small to leave the cache"),
+        pytest.param(50 * MB, 10 * MB, (1, True), id="no room at all"),
+    ],
+)
+def test_buffers_are_rotated_until_four_caches_are_touched(touched, room, expected):
+    assert buffer_sets(touched, 60 * MB, room) == expected
+
+
+@pytest.mark.parametrize(
+    ("sets", "floor_us", "calls"),
+    [
+        pytest.param(5, 2.0, 200, id="short calls until 400 us"),
+        pytest.param(5, 100.0, 20, id="whole turns of five, sixteen at least"),
+        pytest.param(1, 5000.0, 1, id="a long one alone"),
+        pytest.param(300, 2.0, 300, id="each set once"),
+        pytest.param(1, 0.0, 200, id="no floor known"),
+    ],
+)
+def test_a_graph_is_long_beside_its_launch(sets, floor_us, calls):
+    assert graph_calls(sets, floor_us) == calls
+
+
+def test_a_sample_is_long_beside_the_clock():
+    assert (replays(5000.0), replays(400.0), replays(0.0)) == (1, 4, 50)
+
+
+def test_a_summary_is_the_median_and_the_extremes():
+    assert timed([10.0, 12.0, 11.0, 9.0, 10.0]) == (10.0, pytest.approx(0.3))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "word"),
+    [(10.0, 12.5, "faster"), (10.0, 11.9, "equal"), (12.5, 10.0, "slower"), (11.9, 10.0, "equal")],
+)
+def test_faster_is_what_is_beyond_twice_the_spread(ours, theirs, word):
+    assert verdict(Timed(ours, 0.1), Timed(theirs, 0.02))["verdict"] == word
+
+
+def plan(*names):
+    return [Measurement(name, rank, lambda _: {}) for rank, name in enumerate(names)]
+
+
+def test_the_most_telling_comes_first_and_what_is_there_is_skipped():
+    later, first = Measurement("a/1", (1, 0), dict), Measurement("b/2", (0, 5), dict)
+    assert [one.name for one in chosen([later, first], (), ())] == ["b/2", "a/1"]
+    assert [one.name for one in chosen([later, first], ["b/2"], ())] == ["a/1"]
+
+
+@pytest.mark.parametrize(
+    ("only", "found"), [([], 3), (["decode"], 2), (["decode/b1"], 1), (["d*8k"], 1), (["decode", "norm"], 3), (["x"], 0)]
+)
+def test_patterns_match_any_part_of_a_name(only, found):
+    assert len(chosen(plan("decode/b1", "decode/b64-8k", "norm/64"), (), only)) == found
+
+
+def test_no_measurement_begins_that_would_end_too_late():
+    assert fits(spent=50, budget=60, longest=10)
+    assert not fits(spent=51, budget=60, longest=10)
+
+
+def test_a_second_process_goes_on_behind_what_the_first_left(tmp_path):
+    path, device = tmp_path / "out.json", {"device": "one"}
+    first = Record.open(path, device)
+    first.ran({"ceilings": 1})
+    first.add("a", {"us": 1.0})
+    first.begin("b")
+    second = Record.open(path, device)
+    second.ran({"ceilings": 2})
+    second.add("c", {"us": 3.0})
+    assert second.results == {"a": {"us": 1.0, "run": 0}, "b": {"error": ENDED}, "c": {"us": 3.0, "run": 1}}
+    assert json.loads(path.read_text()) == second.document()
+    assert "b" not in [one.name for one in chosen(plan("a", "b", "d"), second.results, ())]
+
+
+def test_measurements_of_two_devices_are_not_mixed(tmp_path):
+    Record.open(tmp_path / "out.json", {"device": "one"}).ran({})
+    with pytest.raises(OtherDevice, match="'two'"):
+        Record.open(tmp_path / "out.json", {"device": "two"})
+
+
+def test_the_table_has_a_line_per_side_and_per_failure():
+    sides = {
+        "pagoda": {"us": 10.0, "percent": 93.0, "error": 1e-3},
+        "torch": {"us": 20.0, "error": None, "speed": 2.0, "verdict": "faster"},
+    }
+    lines = table({"a/1": {"limit": "bytes", "sides": sides, "l2_resident": True}, "b": {"error": "broken"}}).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["a/1", "10.00", "93.0", "bytes", "1.0e-03", "L2-resident"],
+        ["torch", "20.00", "bytes", "2.00", "faster"],
+        ["b", "broken"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "pairs", "rows_read"),
+    [
+        pytest.param(Shape((10,), (10,)), 55, 10, id="causal"),
+        pytest.param(Shape((10,), (2,)), 19, 10, id="the end of a prompt"),
+        pytest.param(Shape((10, 4), (1, 1)), 14, 14, id="decode"),
+        pytest.param(Shape((10,), (1,), window=3), 3, 3, id="decode in a window"),
+        pytest.param(Shape((10,), (10,), window=3), 27, 10, id="causal in a window"),
+        pytest.param(Shape((10,), (2,), window=3), 6, 4, id="two in a window"),
+    ],
+)
+def test_attention_costs_what_is_seen(shape, pairs, rows_read):
+    asked = sum(shape.queries)
+    assert shape.cost() == Cost((2 * rows_read * 8 + 2 * asked * 32) * 128 * 2, 4 * pairs * 32 * 128)
+
+
+def test_the_reference_of_attention_is_torch_s():
+    shape = Shape((9, 5), (9, 5), heads=4, kv_heads=2, head_dim=8)
+    query, keys_values = torch.randn(14, 4, 8).double(), torch.randn(2, 14, 2, 8).double()
+    found = attention(shape, query, keys_values)
+    for rows in (slice(0, 9), slice(9, 14)):
+        q, k, v = (one.transpose(0, 1)[None] for one in (query[rows], *keys_values[:, rows]))
+        right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        assert torch.allclose(found[rows], right[0].transpose(0, 1))
+
+
+def test_a_window_hides_what_lies_further_back():
+    shape = Shape((9,), (1,), window=3, heads=4, kv_heads=2, head_dim=8)
+    query, keys_values = torch.randn(1, 4, 8).double(), torch.randn(2, 9, 2, 8).double()
+    near = attention(Shape((3,), (1,), heads=4, kv_heads=2, head_dim=8), query, keys_values[:, 6:])
+    assert torch.allclose(attention(shape, query, keys_values), near)
+
+
+@pytest.mark.parametrize("queries", [(40, 40), (1, 1)])
+def test_sdpa_computes_what_the_reference_does_on_pages(queries):
+    """Keys and values of a set, read through its pages, row after row."""
+    pytest.importorskip("pagoda_kernels.gpu.pages")
+    buffers = Buffers.of(Shape((40, 40), queries, page=16, heads=4, kv_heads=2, head_dim=32), dry())
+    assert buffers.sets.number == 1
+    pages = buffers.paged.pages(0)
+    token = 21
+    slot = int(pages.tables[int(pages.table_starts[1]) + token // 16]) * 16 + token % 16
+    assert torch.equal(buffers.paged.contiguous(0)[:, 40 + token], buffers.paged.kv[:, slot])
+    side = baselines(buffers)["sdpa-flash"]()
+    right = attention(buffers.paged.shape, buffers.query, buffers.paged.contiguous(0))
+    assert frobenius(side.seen(side.calls[0]()), right).within(4e-3)
+
+
+@pytest.mark.parametrize(
+    "draws", [Draws(4, 700, top_k=5), Draws(4, 700, top_p=0.5), Draws(4, 700, min_p=0.2), Draws(4, 700, top_k=5, top_p=0.5, min_p=0.2)]
+)
+def test_the_judge_of_sampling_draws_as_the_daemon(draws):
+    """The daemon's draw of filtered rows is by the noise of single tokens, as the kernel's."""
+    import numpy as np
+    from pagoda_daemon.core.sampling import DRAW
+    from pagoda_daemon.runner.draw import draw
+
+    logits = torch.randn(4, draws.vocab) * 4
+    rows = np.zeros(4, DRAW)
+    rows["temperature"], rows["top_k"], rows["top_p"], rows["min_p"] = draws.temperature, draws.top_k, draws.top_p, draws.min_p
+    rows["seed"], positions = [1, 2**40, 3, 2**62], np.array([0, 5, 100, 7], np.int32)
+    seeds = torch.tensor([1, 2**40, 3, 2**62])
+    right = torch.from_numpy(draw(logits, rows, positions)).long()
+    assert torch.equal(_drawn(logits, draws, seeds, torch.from_numpy(positions)), right)
+
+
+def torch_norm(x, weight, eps, *, out):
+    return out.copy_(torch.nn.functional.rms_norm(x, weight.shape, weight, eps))
+
+
+def torch_add_norm(x, residual, weight, eps, *, out):
+    return torch_norm(residual.add_(x), weight, eps, out=out)
+
+
+def torch_silu_mul(gate_up, *, out):
+    gate, up = gate_up.chunk(2, dim=-1)
+    return out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+OPS = SimpleNamespace(rms_norm=torch_norm, add_rms_norm=torch_add_norm, silu_mul=torch_silu_mul)
+
+
+@pytest.mark.parametrize("build", [rms_norm, add_rms_norm, silu_mul])
+def test_a_right_kernel_is_right(build):
+    result = measure(build(OPS, Rows(5, 64), dry(), 4e-3), dry(), CEILINGS)
+    assert [side.get("failed") for side in result["sides"].values()] == [None, None]
+    assert 0 < result["sides"][OURS]["error"] < 4e-3
+
+
+def unwritten(x, weight, eps, *, out):
+    """Of the last row, nothing."""
+    out[:-1] = torch_norm(x, weight, eps, out=torch.empty_like(out))[:-1]
+    return out
+
+
+def off(x, weight, eps, *, out):
+    return torch_norm(x, weight * 1.02, eps, out=out)
+
+
+def one_row_off(x, weight, eps, *, out):
+    torch_norm(x, weight, eps, out=out)[0] *= 1.03
+    return out
+
+
+def only_eager(x, weight, eps, *, out, calls):
+    """Right when it is called first, not when the graph is replayed."""
+    calls.append(1)
+    return torch_norm(x, weight, eps, out=out) if len(calls) == 1 else out
+
+
+def broken(x, weight, eps, *, out):
+    raise RuntimeError("out of resource: shared memory")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        pytest.param(unwritten, "WRONG (_called): relative error nan", id="not written"),
+        pytest.param(off, "WRONG (_called): relative error", id="off by 2 %"),
+        pytest.param(one_row_off, "WRONG (_called)", id="one row of 1000 off by 3 %"),
+        pytest.param(partial(only_eager, calls=[]), "WRONG (prove): relative error nan", id="wrong in a graph"),
+        pytest.param(broken, "RuntimeError: out of resource: shared memory", id="does not run"),
+    ],
+)
+def test_a_wrong_kernel_is_called_wrong_and_not_timed(kernel, words):
+    machine = SimpleNamespace(device=torch.device("cpu"), l2=1, room=10**9, dry=False, randn=dry().randn, prove=dry().prove)
+    trial = rms_norm(SimpleNamespace(rms_norm=kernel), Rows(1000, 64), machine, 4e-3)
+    result = measure(trial, machine, CEILINGS)  # this machine cannot time: asked to, it would fail
+    assert result["sides"][OURS]["failed"].startswith(words)
+    assert "us" not in result["sides"][OURS]
+    json.dumps(result, allow_nan=False)
+
+
+def test_a_kernel_that_leaves_the_residual_is_wrong():
+    def forgets(x, residual, weight, eps, *, out):
+        return torch_norm(x + residual, weight, eps, out=out)
+
+    result = measure(add_rms_norm(SimpleNamespace(add_rms_norm=forgets), Rows(5, 64), dry(), 4e-3), dry(), CEILINGS)
+    assert "WRONG" in result["sides"][OURS]["failed"]
+
+
+def test_rope_without_the_write_is_wrong():
+    def forgets(qkv, turn, place, norms, *, query):
+        return query.fill_(0.5)
+
+    op = SimpleNamespace(rope_kv_write=forgets, Turn=lambda *_: None, KvPlace=lambda *_: None)
+    result = measure(rope_kv_write(op, Rows(5, 64), dry(), 4e-3), dry(), CEILINGS)
+    assert "WRONG" in result["sides"][OURS]["failed"]
+    assert "failed" not in result["sides"]["torch"]
+
+
+def test_times_of_sides_stand_beside_one_another():
+    class Machine(SimpleNamespace):
+        def time(self, sides, _):
+            assert list(sides) == [OURS, "torch"]
+            return {OURS: Timed(10.0, 0.01), "torch": Timed(20.0, 0.02)}
+
+    machine = Machine(device=torch.device("cpu"), l2=1, room=10**9, dry=True, randn=dry().randn, prove=dry().prove)
+    sides = measure(rms_norm(OPS, Rows(5, 64), machine, 4e-3), machine, CEILINGS)["sides"]
+    assert (sides[OURS]["us"], sides[OURS]["spread_percent"]) == (10.0, 1.0)
+    assert (sides["torch"]["speed"], sides["torch"]["verdict"]) == (2.0, "faster")
+
+
+def test_names_of_measurements_are_told_apart_and_need_no_quotes():
+    names = [case.name for case in cases()]
+    assert len(set(names)) == len(names)
+    assert not [name for name in names if set(name) & set(" ,*?[]|")]
+
+
+def test_large_ones_come_first_and_every_op_is_among_them():
+    ordered = chosen(measurements(dry(), dict.fromkeys(("paged_attention_decode", "rms_norm"), OPS), {}), (), ())
+    assert [one.name.split("/")[0] for one in ordered[:4]] == [
+        "paged_attention_decode",
+        "paged_attention_decode",
+        "rms_norm",
+        "add_rms_norm",
+    ]
+    assert [one.rank for one in ordered] == sorted({one.rank for one in ordered})
+
+
+def test_configs_are_every_combination_over_the_kernel_s_choice():
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Config:
+        tile: int = 64
+        stages: int = 3
+
+    op = SimpleNamespace(Config=Config, decode_config=lambda *_: Config(), __name__="op")
+    assert config_grid(op, "tile=32|128") == [Config(32), Config(128)]
+    assert config_grid(op, "tile=32|128,stages=2|4") == [Config(32, 2), Config(32, 4), Config(128, 2), Config(128, 4)]
+    with pytest.raises(ValueError, match="tyle"):
+        config_grid(op, "tyle=1")
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """bench/gpu.py's main, in this process."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    return importlib.import_module("gpu").main
+
+
+def test_without_a_gpu_it_says_so_and_ends_with_2(command, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command([]) == 2
+    assert capsys.readouterr() == ("", "bench/gpu.py needs a CUDA device, and torch finds none.\n")
+
+
+OPS_OF_THE_TREE = sorted({case.op for case in cases() if case.module in present()[0]})
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="computes with Triton's interpreter")
+@pytest.mark.parametrize("op", OPS_OF_THE_TREE)
+def test_every_op_of_the_tree_is_measured_and_right(command, op, tmp_path, capsys):
+    """At tiny shapes: that ours is called as its file says."""
+    names = [case.name for case in cases() if case.op == op and (case.size == "small" or "ragged" in case.name)]
+    assert command(["--dry", "--parts", "kernels", "--only", ",".join(names), "--out", str(tmp_path / "out.json")]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert set(names) <= set(results)
+    assert {name: result["sides"][OURS].get("failed") for name, result in results.items()} == dict.fromkeys(results)
