@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
-from pagoda_kernels.gpu.pages import Pages
 from torch import Tensor
+
+from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.pages import Pages
 
 ALIGN = 64  # the first item of a row begins at a multiple of this; a multiple of no tile but a divisor of every split
 NO_WINDOW = 2**31 - 1
@@ -231,3 +233,40 @@ def _check(query: Tensor, kv: Tensor, pages: Pages, scratch: DecodeScratch) -> N
         raise ValueError(f"query and kv must be contiguous and of one dtype, got {query.dtype} and {kv.dtype}")
     if pages.rows != rows or scratch.partial.shape[1:] != query.shape[1:]:
         raise ValueError(f"query has shape {list(query.shape)}, the pages {pages.rows} rows, the scratch {list(scratch.partial.shape)}")
+
+
+_NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))  # on gfx942 these configurations spill
+
+
+def _decode_export(name: str, head_dim: int, block_size: int, element: str = "bf16", registers: int = 168) -> Export:
+    """The kernel as it is launched for 8 KV heads of 4 query heads each. registers: 168 let three programs run on a multiprocessor."""
+    config = decode_config(head_dim, 4 if element == "fp32" else 2)
+    pointers = dict.fromkeys(("query", "keys", "values", "out"), f"*{element}") | {"partial": "*fp32", "sums": "*fp32"}
+    lists = dict.fromkeys(("tables", "table_starts", "lengths", "work"), "*i32") | {"rows": "i32", "window": "i32"}
+    constants = {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ALIGNED": ALIGN, "SPLIT": config.split}
+    return Export(
+        name=f"paged_attention_decode_{name}",
+        kernel=_decode_kernel,
+        signature=pointers | lists,
+        constants=constants | {"TILE": config.tile, "M": 16, "D": triton.next_power_of_2(head_dim)},
+        options={"num_warps": config.warps, "num_stages": config.stages},
+        bands=Bands(registers=registers, mma={"sm_80": "HMMA", "sm_90": "HMMA"}, depth=2, wide_loads=0.5),
+        archs=_NVIDIA,
+    )
+
+
+EXPORTS = (
+    _decode_export("128_block_16", 128, 16),
+    _decode_export("128_block_64", 128, 64),
+    _decode_export("64_block_16", 64, 16),
+    _decode_export("256_block_16", 256, 16),
+    _decode_export("80_block_16", 80, 16),
+    Export(
+        name="paged_attention_decode_merge_128",
+        kernel=_merge_kernel,
+        signature={"partial": "*fp32", "sums": "*fp32", "out": "*bf16", "work": "*i32"},
+        constants={"HEADS": 32, "HEAD_DIM": 128, "CHUNK": MERGED_AT_ONCE, "D": 128},
+        options={"num_warps": 4},
+        bands=Bands(registers=96),
+    ),
+)
