@@ -1,7 +1,8 @@
 """Device: the worker on a thread of its own, so that the loop hears aborts and beats while a step computes.
 
 Used by `engine.loop` only. Jobs run one after the other, so that the next one may wait while one computes and the device never waits for
-the loop; the end of each makes `fileno` readable, which the loop polls beside its sockets.
+the loop; the end of each makes `fileno` readable, which the loop polls beside its sockets. An AsyncWorker's steps are only launched here,
+each as soon as it is planned, and end in `overlap`.
 The same thread loads and computes, because torch's thread count belongs to the thread that sets it.
 """
 
@@ -12,37 +13,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.runner.adapters import AdapterStore
-from pagoda_daemon.runner.worker import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The worker is warm."""
-
-    limits: WorkerLimits
-    adapters: AdapterStore | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """There is no worker."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailed:
-    """The step raised; `alive` tells whether the worker still passes its probe."""
-
-    error: Exception
-    alive: bool
-
-
-Outcome = Loaded | LoadFailed | StepResult | StepFailed
+from pagoda_daemon.core.batch import StepPlan
+from pagoda_daemon.engine.outcomes import Loaded, LoadFailed, Outcome, StepFailed, passes_probe
+from pagoda_daemon.engine.overlap import Overlap
+from pagoda_daemon.runner.worker import AsyncWorker, Worker
 
 
 class Device:
@@ -68,7 +43,7 @@ class Device:
         self._jobs.put(plan)
 
     def between_steps(self, change: Callable[[], object]) -> None:
-        """Do `change` after the jobs started before, on the thread that computes. It must not raise."""
+        """Do `change` after the jobs started before have ended, on the thread that computes. It must not raise."""
         self._jobs.put(change)
 
     def outcome(self) -> Outcome | None:
@@ -80,7 +55,7 @@ class Device:
         return self._outcomes.get()
 
     def stop(self) -> None:
-        """End the thread after the jobs started."""
+        """End the device's threads after the jobs started."""
         self._jobs.put(None)
 
     def __del__(self) -> None:
@@ -94,11 +69,27 @@ class Device:
             self._report(LoadFailed(error))
             return
         self._report(Loaded(worker.limits, worker.adapters))
+        if isinstance(worker, AsyncWorker):
+            self._overlap(worker)
+        else:
+            self._in_turn(worker)
+
+    def _in_turn(self, worker: Worker) -> None:
         while (job := self._jobs.get()) is not None:
             if isinstance(job, StepPlan):
                 self._report(_attempt(worker, job))
             else:
                 job()
+
+    def _overlap(self, worker: AsyncWorker) -> None:
+        steps = Overlap(worker, self._report, self.between_steps)
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, StepPlan):
+                steps.launch(job)
+            else:
+                steps.settle()
+                job()
+        steps.stop()
 
     def _report(self, outcome: Outcome) -> None:
         self._outcomes.put(outcome)
@@ -109,12 +100,4 @@ def _attempt(worker: Worker, plan: StepPlan) -> Outcome:
     try:
         return worker.execute(plan)
     except Exception as error:  # noqa: BLE001  whatever a device raises ends this step's requests only
-        return StepFailed(error, _alive(worker))
-
-
-def _alive(worker: Worker) -> bool:
-    try:
-        worker.probe()
-    except Exception:  # noqa: BLE001  the verdict is the answer
-        return False
-    return True
+        return StepFailed(error, passes_probe(worker))

@@ -39,9 +39,10 @@ from pagoda_daemon.core.messages import (
 from pagoda_daemon.core.sampling import random_of
 from pagoda_daemon.engine.adapters import AdapterLoads, uses
 from pagoda_daemon.engine.build import Progress
-from pagoda_daemon.engine.device import Device, Loaded, LoadFailed, Outcome, StepFailed
+from pagoda_daemon.engine.device import Device
 from pagoda_daemon.engine.exits import EXIT_FAILED, EXIT_OK, exit_code, failure
 from pagoda_daemon.engine.grammars import Grammars, MakePool
+from pagoda_daemon.engine.outcomes import Loaded, LoadFailed, Outcome, StepFailed
 from pagoda_daemon.engine.wire import EngineWire
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.worker import Worker

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
+from pagoda_kernels.gpu.rope_kv_write import HeadNorms, Place, Turn, rope_kv_write
 from pagoda_kernels.gpu.silu_mul import silu_mul
 from torch import Tensor
 
@@ -72,7 +72,7 @@ class FusedDecoder:
         hidden = self.weights.embedding.index_select(0, step.token_ids)
         normed = rms_norm(hidden, self.weights.layers[0].attention_norm, self.spec.norm_eps)
         for index, layer in enumerate(self.weights.layers):
-            mixed = self._mixed(index, normed, turn, KvPlace(layers[index], step.slots), step.attention)
+            mixed = self._mixed(index, normed, turn, Place(layers[index], step.slots), step.attention)
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
             normed = add_rms_norm(_apply(mixed, layer.output), hidden, layer.mlp_norm, self.spec.norm_eps)
@@ -80,7 +80,7 @@ class FusedDecoder:
             normed = add_rms_norm(down, hidden, self._norm_behind(index), self.spec.norm_eps)
         return normed
 
-    def _mixed(self, index: int, normed: Tensor, turn: Turn, place: KvPlace, attention: Attention) -> Tensor:
+    def _mixed(self, index: int, normed: Tensor, turn: Turn, place: Place, attention: Attention) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]
         fused = _apply(normed, layer.qkv)
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)

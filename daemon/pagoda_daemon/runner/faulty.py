@@ -36,7 +36,7 @@ _KNOWN_BY: Final = 16
 
 class FaultyWorker:
     """Counts the steps in which a request is computed; `hang` never returns. A step of nothing but a deep check is not counted, so that a
-    fault comes where a test wants it."""
+    fault comes where a test wants it. Computes one step at a time, also where its worker could launch them."""
 
     def __init__(self, worker: Worker, faults: Iterable[Fault]) -> None:
         self._worker = worker

@@ -35,7 +35,7 @@ class GpuForward:
         self.decoder = decoder
         self.kv = kv
         self._shape = shape
-        self._rows = rows
+        self.rows = rows
         place = kv.data.device
         self._staging = Staging(place)
         self._last = torch.zeros(shape.spare_row + 1, dtype=torch.int32, device=place)
@@ -45,7 +45,7 @@ class GpuForward:
 
     def capture(self, max_len: int, note: Callable[[float], None]) -> None:
         """Graphs for every number of rows."""
-        counts = buckets(self._rows)
+        counts = buckets(self.rows)
         spec, like = self.decoder.spec, self.kv.data
         blocks = -(-max_len // self._shape.block_size)
         logits = torch.empty(counts[-1], spec.vocab_size, dtype=like.dtype, device=like.device)

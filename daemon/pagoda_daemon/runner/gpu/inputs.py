@@ -94,7 +94,7 @@ def mixed_arrays(plan: StepPlan, shape: Shape, wanted: NDArray[np.int64]) -> Arr
         "prompt_lengths": lengths[decodes:],
         "prompt_table_starts": np.arange(decodes, plan.rows.size, dtype=np.int32) * plan.block_tables.shape[1],
         "starts": starts,
-        "tiles": prefill_work(starts, shape.tile),
+        "tiles": prefill_work(starts, shape.tile, lengths[decodes:]),
         **{work_name(window): decode_work(lengths[:decodes], window, shape.split) for window in shape.windows},
         "tables": np.ascontiguousarray(plan.block_tables, np.int32).reshape(-1),
     }
@@ -113,7 +113,7 @@ def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
 
 
 def buckets(most: int) -> tuple[int, ...]:
-    """Numbers of rows that graphs are captured for: a step pays for at most a third more rows than it has."""
+    """Numbers of rows that graphs are captured for: above 32 a step pays for at most half more rows than it has."""
     wanted = {1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *range(160, 257, 32), *range(320, 2049, 64)}
     return tuple(sorted({min(rows, most) for rows in wanted}))
 

@@ -14,8 +14,8 @@ import numpy as np
 import structlog
 import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig
-from pagoda_kernels.gpu.paged_attention_decode import SPLIT
-from pagoda_kernels.gpu.paged_attention_prefill import TILE
+from pagoda_kernels.gpu.paged_attention_decode import decode_config
+from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
 
 from pagoda_daemon.core.batch import StepPlan, WorkerLimits
 from pagoda_daemon.model.attention import KvCache
@@ -87,8 +87,7 @@ def warm_worker(
     with place:
         kv = KvCache(spec, limits.blocks_total + 1, limits.block_size, weights.norm.dtype)
         decoder = FusedDecoder(spec, weights, limits.max_model_len)
-    seen = tuple(sorted(set(spec.windows), key=lambda window: window or 0))
-    shape = Shape(limits.block_size, seen, SPLIT, TILE, spare_row=engine.max_concurrency + 1)
+    shape = _shape(spec, weights.norm.dtype, limits.block_size, engine.max_concurrency)
     forward = GpuForward(decoder, kv, shape, engine.max_concurrency)
     worker = GpuWorker(forward, limits)
     worker.probe()
@@ -97,6 +96,13 @@ def warm_worker(
             forward.capture(limits.max_model_len, note)
         worker.probe()
     return worker
+
+
+def _shape(spec: ModelSpec, dtype: torch.dtype, block_size: int, rows: int) -> Shape:
+    windows = tuple(sorted(set(spec.windows), key=lambda window: window or 0))
+    split = decode_config(spec.head_dim, dtype.itemsize).split
+    tile = query_tile(spec.heads, spec.kv_heads, choose_config(spec.head_dim, dtype))
+    return Shape(block_size, windows, split, tile, spare_row=rows + 1)
 
 
 @torch.inference_mode()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagoda_kernels.gpu.sample import Draws, greedy, sample
+from pagoda_kernels.gpu.sample import Draws, SampleScratch, greedy, sample
 from torch import Tensor
 
 from pagoda_daemon.core.batch import GREEDY, StepPlan, StepResult, WorkerLimits
@@ -55,6 +55,7 @@ class GpuWorker:
         self._feedback = Feedback()
         self._sampler = Sampler()
         # What a plan does not know yet is of the two steps before it: more are never in flight.
+        self._scratch = SampleScratch.of(forward.rows + 1, limits.vocab_size, forward.kv.data.device)
         self._unheard: deque[Launched] = deque(maxlen=2)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -82,9 +83,17 @@ class GpuWorker:
             return Launched(lambda: StepResult(rows, rows))
         logits = self.forward.logits(plan, wanted_logits(plan))
         sent = self.forward.send({"rows": rows.astype(np.int64), **_draws(plan)})
-        tokens, best = greedy(logits) if plan.sampling.random is None else sample(logits, _drawn(sent))
+        tokens, best = self._sampled(logits, plan, sent)
         self.forward.note(sent["rows"], tokens)
         return Launched(_arriving(tokens, best, plan))
+
+    def _sampled(self, logits: Tensor, plan: StepPlan, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        random = plan.sampling.random
+        if random is None:
+            return greedy(logits, scratch=self._scratch)
+        filtered = bool(((random["top_k"] > 0) | (random["top_p"] < 1) | (random["min_p"] > 0)).any())
+        draws = Draws(**{name: tensor for name, tensor in sent.items() if name != "rows"}, filtered=filtered)
+        return sample(logits, draws, scratch=self._scratch)
 
     def _now(self, plan: StepPlan) -> Launched:
         """By the sampler on the host, which reads the tokens so far."""
@@ -121,11 +130,7 @@ def _draws(plan: StepPlan) -> dict[str, NDArray[np.generic]]:
         return {}
     names = ("temperature", "top_k", "top_p", "min_p")
     found = {name: np.ascontiguousarray(random[name]) for name in names}
-    return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "positions": plan.lengths[plan.sample].astype(np.int32), **found}
-
-
-def _drawn(sent: dict[str, Tensor]) -> Draws:
-    return Draws(**{name: tensor for name, tensor in sent.items() if name != "rows"})
+    return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "position": plan.lengths[plan.sample].astype(np.int32), **found}
 
 
 def _arriving(tokens: Tensor, best: Tensor, plan: StepPlan) -> Callable[[], StepResult]:

@@ -16,6 +16,8 @@ from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, f
 from pagoda_daemon.runner.gpu.load import warm_worker
 from pagoda_daemon.runner.gpu.staging import Staging
 from pagoda_daemon.runner.model_worker import ModelWorker
+from pagoda_kernels.interpreter.honest import HonestInterpreter
+from pagoda_kernels.testing import device
 from support.engine.native_reference import shape, weights_of
 
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
@@ -28,16 +30,32 @@ SHAPES = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def honest_interpreter():
+    """Numbers round, and accesses are checked, as on a device."""
+    if torch.cuda.is_available():
+        yield
+        return
+    with HonestInterpreter():
+        yield
+
+
+def weights_on(spec, place):
+    """Of one seed, in fp32: what differs is an error, not a rounding."""
+    with place:
+        weights = allocate(spec, torch.float32)
+    bf16 = destinations(spec, weights_of(spec))
+    for name, part in destinations(spec, weights).items():
+        part.copy_(bf16[name])
+    return weights
+
+
 def workers(spec):
-    """The GPU's and its judge, with the same weights in fp32: what differs is an error, not a rounding."""
-    weights, bf16 = allocate(spec, torch.float32), weights_of(spec)
-    for name, place in destinations(spec, weights).items():
-        place.copy_(destinations(spec, bf16)[name])
+    """The GPU's, on a GPU where there is one, and its judge."""
     limits = WorkerLimits(BLOCKS, BLOCK, spec.vocab_size, POSITIONS)
-    engine = EngineConfig(max_concurrency=ROWS)
-    ours = warm_worker(spec, weights, engine, limits, lambda _share: None)
+    ours = warm_worker(spec, weights_on(spec, torch.device(device())), EngineConfig(max_concurrency=ROWS), limits, lambda _share: None)
     kv = KvCache(spec, BLOCKS + 1, BLOCK, torch.float32)
-    return ours, ModelWorker(TorchForward(Decoder(spec, weights, POSITIONS), kv), limits)
+    return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
 
 
 class Batch:
@@ -122,6 +140,7 @@ def test_drawn_tokens_are_those_of_the_sampler_on_the_host():
         same(ours.execute(plan), theirs.execute(plan))
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # numpy of its own maximum, in the interpreter
 def test_a_row_of_numbers_that_are_none_fails_alone():
     ours, theirs = workers(spec := shape())
     batch = Batch(prompts(spec.vocab_size, (5, 9)))
@@ -159,7 +178,7 @@ def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
-    staging = Staging(torch.device("cpu"))
+    staging = Staging(torch.device(device()))
     for size in (3, 100_000, 5):
         sent = staging.send(
             {"a": np.arange(size, dtype=np.int64), "b": np.arange(size, dtype=np.float32), "c": np.arange(1, dtype=np.int32)}
@@ -169,14 +188,14 @@ def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
         assert sent["b"].tolist() == list(range(size))
 
 
-def test_a_bucket_holds_its_rows_and_is_at_most_a_third_larger_where_there_are_many():
+def test_a_bucket_holds_its_rows_and_is_at_most_half_larger_where_there_are_many():
     found = buckets(200)
     assert found[-1] == 200
     assert bucket_of(201, found) is None
     for rows in range(1, 201):
         bucket = bucket_of(rows, found)
         assert rows <= bucket
-        assert rows <= 32 or bucket <= rows * 4 / 3
+        assert rows <= 32 or bucket <= rows * 3 / 2
 
 
 def test_rows_that_feed_one_token_lead_until_the_first_that_feeds_more():
