@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent / "common"))
 from gpu_record import Measurement, OtherDevice, Record, chosen, fits, table
 
 PARTS = ("ceilings", "kernels", "end-to-end")
+PEERS = ("liger", "xformers", "flashinfer")  # the last one compiles for minutes when it is first called
 _LONGEST_S = 120  # a kernel that hangs ends the process; the next one goes on behind it
 NO_GPU, BROKEN = 2, 3
 
@@ -48,6 +49,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", type=_words(PARTS), default=list(PARTS[:2]), help=f"of {','.join(PARTS)}")
     parser.add_argument("--only", type=_words(), default=[], help="measurements with one of these patterns in their names")
     parser.add_argument("--configs", action="append", default=[], metavar="OP:FIELD=A|B,…", help="more than once, if need be")
+    parser.add_argument("--peers", type=_words(PEERS), default=list(PEERS[:2]), help=f"of {','.join(PEERS)}, where they can be imported")
     parser.add_argument("--out", type=Path, help="the document to go on with")
     parser.add_argument("--again", action="store_true", help="measure what --out holds already, too")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds")
@@ -68,9 +70,10 @@ def _words(known: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
 
 def measured(arguments: argparse.Namespace) -> int:
     from gpu_device import cuda, dry
+    from gpu_peers import importable
 
     begun = time.monotonic()
-    machine = dry() if arguments.dry else cuda()
+    machine = dry() if arguments.dry else cuda(importable(arguments.peers))
     try:
         record = Record.open(arguments.out, machine.facts())
     except OtherDevice as wrong:

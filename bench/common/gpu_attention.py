@@ -9,6 +9,7 @@ from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
+import gpu_peers
 import numpy as np
 import torch
 from gpu_device import Machine
@@ -143,7 +144,7 @@ def decode(op: ModuleType, shape: Shape, machine: Machine, limit: float, config:
             for index, out in enumerate(buffers.out)
         ])  # fmt: skip
 
-    return buffers.trial(ours, baselines(buffers), limit)
+    return buffers.trial(ours, baselines(buffers) | gpu_peers.decode(machine.peers, buffers), limit)
 
 
 def prefill(op: ModuleType, shape: Shape, machine: Machine, limit: float, config: Any = None) -> Trial:

@@ -1,5 +1,5 @@
-"""Kernels of other libraries as baselines, where they can be imported: Liger and xformers (Triton), FlashInfer (which compiles with nvcc when
-first called, for a minute or more per kernel). Each function returns sides by name; what a library does not compute is not among them."""
+"""Kernels of other libraries as baselines, where they can be imported: Liger's and xformers' (Triton), and FlashInfer's, which nvcc compiles
+at their first call. Each function returns sides by name; what a library does not compute is not among them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gpu_attention import Buffers
     from gpu_sampling import Draws
 
-PEERS = {"liger": "liger_kernel", "xformers": "xformers", "flashinfer": "flashinfer"}
+_PACKAGES = {"liger": "liger_kernel", "xformers": "xformers", "flashinfer": "flashinfer"}
 _WORKSPACE = 128 << 20  # bytes; what FlashInfer's examples give
 Sides = dict[str, Callable[[], Side]]
 
 
 def importable(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if find_spec(PEERS[name]))
+    return tuple(name for name in names if find_spec(_PACKAGES[name]))
 
 
 def rms_norm(peers: Sequence[str], hidden: Sequence[Tensor], weight: Tensor, eps: float) -> Sides:
@@ -100,7 +100,11 @@ def _flashinfer_decode(buffers: Buffers) -> Side:
     calls = []
     for index in range(buffers.sets.number):
         wrapper = Wrapper(workspace, "NHD", use_tensor_cores=True)
-        more = {"window_left": -1 if shape.window is None else shape.window - 1, "q_data_type": paged.kv.dtype, "kv_data_type": paged.kv.dtype}
+        more = {
+            "window_left": -1 if shape.window is None else shape.window - 1,
+            "q_data_type": paged.kv.dtype,
+            "kv_data_type": paged.kv.dtype,
+        }
         wrapper.plan(starts, paged.pages(index).tables, last, *heads, **more)
         calls.append(partial(wrapper.run, buffers.query, cache))
     return Side(calls)

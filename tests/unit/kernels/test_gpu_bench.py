@@ -266,7 +266,7 @@ def broken(x, weight, eps, *, out):
     ],
 )
 def test_a_wrong_kernel_is_called_wrong_and_not_timed(kernel, words):
-    machine = SimpleNamespace(device=torch.device("cpu"), l2=1, room=10**9, dry=False, randn=dry().randn, prove=dry().prove)
+    machine = SimpleNamespace(device=torch.device("cpu"), l2=1, room=10**9, dry=False, randn=dry().randn, prove=dry().prove, peers=())
     trial = rms_norm(SimpleNamespace(rms_norm=kernel), Rows(1000, 64), machine, 4e-3)
     result = measure(trial, machine, CEILINGS)  # this machine cannot time: asked to, it would fail
     assert result["sides"][OURS]["failed"].startswith(words)
@@ -310,7 +310,7 @@ def test_times_of_sides_stand_beside_one_another():
             assert list(sides) == [OURS, "torch"]
             return {OURS: Timed(10.0, 0.01), "torch": Timed(20.0, 0.02)}
 
-    machine = Machine(device=torch.device("cpu"), l2=1, room=10**9, dry=True, randn=dry().randn, prove=dry().prove)
+    machine = Machine(device=torch.device("cpu"), l2=1, room=10**9, dry=True, randn=dry().randn, prove=dry().prove, peers=())
     sides = measure(rms_norm(OPS, Rows(5, 64), machine, 4e-3), machine, CEILINGS)["sides"]
     assert (sides[OURS]["us"], sides[OURS]["spread_percent"]) == (10.0, 1.0)
     assert (sides["torch"]["speed"], sides["torch"]["verdict"]) == (2.0, "faster")
