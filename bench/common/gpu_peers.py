@@ -1,5 +1,5 @@
-"""Kernels of other libraries as baselines, where they can be imported: Liger's and xformers' (Triton), and FlashInfer's, which nvcc compiles
-at their first call. Each function returns sides by name; what a library does not compute is not among them."""
+"""Kernels of other libraries as baselines, where they can be imported: Liger's and xformers' (Triton), and FlashInfer's, which nvcc
+compiles at their first call. Each function returns sides by name; what a library does not compute is not among them."""
 
 from __future__ import annotations
 

@@ -3,10 +3,12 @@
 import importlib
 import json
 import os
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_device
 import numpy as np
 import pytest
 import torch
@@ -105,9 +107,17 @@ def test_patterns_match_any_part_of_a_name(only, found):
     assert len(chosen(plan("decode/b1", "decode/b64-8k", "norm/64"), (), only)) == found
 
 
-def test_no_measurement_begins_that_would_end_too_late():
-    assert fits(spent=50, budget=60, longest=10)
-    assert not fits(spent=51, budget=60, longest=10)
+@pytest.mark.parametrize(
+    ("left_s", "longest_s", "begins"),
+    [
+        pytest.param(5.0, {}, True, id="none of its kind yet"),
+        pytest.param(4.9, {}, False, id="less than is expected"),
+        pytest.param(5.0, {"decode": 5.1, "norm": 1.0}, False, id="as long as the longest of its kind"),
+        pytest.param(1.0, {"decode": 0.9, "engine": 60.0}, True, id="others do not count"),
+    ],
+)
+def test_no_measurement_begins_that_would_end_too_late(left_s, longest_s, begins):
+    assert fits(Measurement("decode/b1", (0,), dict, expected_s=5.0), left_s, longest_s) == begins
 
 
 def test_a_second_process_goes_on_behind_what_the_first_left(tmp_path):
@@ -304,6 +314,23 @@ def test_rope_without_the_write_is_wrong(writes, failed):
     assert (sides[OURS].get("failed"), sides["torch"].get("failed")) == (failed, None)
 
 
+def test_graphs_are_replayed_in_turn_and_a_call_s_time_is_its_share(monkeypatch):
+    """The clock is replaced: a replay of ours takes 40 us for each call in it, of the other 100 us."""
+    replayed = []
+
+    def sample(graph, count):
+        replayed.append((graph[0], count))
+        return len(graph) * {"ours": 40.0, "theirs": 100.0}[graph[0]]
+
+    monkeypatch.setattr(gpu_device, "_captured", lambda calls: ([call() for call in calls], None))
+    monkeypatch.setattr(gpu_device, "_sample_us", sample)
+    sides = {"ours": [lambda: "ours"] * 3, "theirs": [lambda: "theirs"]}
+    found = replace(dry(), dry=False).time(sides, 20.0)
+    assert found == {"ours": (40.0, 0.0), "theirs": (100.0, 0.0)}
+    turns = replayed[4:]  # behind two that warm each of them up
+    assert turns == [("ours", 2), ("theirs", 1)] * 7  # graphs of 21 and 20 calls
+
+
 def test_times_of_sides_stand_beside_one_another():
     class Machine(SimpleNamespace):
         def time(self, sides, _):
@@ -334,14 +361,15 @@ def test_large_ones_come_first_and_every_op_is_among_them():
 
 
 def test_configs_are_every_combination_over_the_kernel_s_choice():
-    from dataclasses import dataclass
-
     @dataclass(frozen=True)
     class Config:
         tile: int = 64
         stages: int = 3
 
     op = SimpleNamespace(Config=Config, decode_config=lambda *_: Config(), __name__="op")
+    found = measurements(dry(), {"paged_attention_decode": op}, {"paged_attention_decode": ["tile=32", "stages=2"]})
+    assert [one.name.partition(" ")[2] for one in found[:3]] == ["", "[tile=32 stages=3]", "[tile=64 stages=2]"]
+    assert len({one.rank for one in found}) == len(found) == 3 * len([case for case in cases() if case.op == "paged_attention_decode"])
     assert config_grid(op, "tile=32|128") == [Config(32), Config(128)]
     assert config_grid(op, "tile=32|128,stages=2|4") == [Config(32, 2), Config(32, 4), Config(128, 2), Config(128, 4)]
     with pytest.raises(ValueError, match="tyle"):
@@ -373,3 +401,12 @@ def test_every_op_of_the_tree_is_measured_and_right(command, op, tmp_path, capsy
     results = json.loads(capsys.readouterr().out)["results"]
     assert set(names) <= set(results)
     assert {name: result["sides"][OURS].get("failed") for name, result in results.items()} == dict.fromkeys(results)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="computes with Triton's interpreter")
+def test_a_config_is_measured_beside_the_kernel_s_own_choice(command, capsys):
+    pytest.importorskip("pagoda_kernels.gpu.paged_attention_decode")
+    command(["--dry", "--only", "decode/b1-1k", "--configs", "paged_attention_decode:tile=32,split=64"])
+    results = json.loads(capsys.readouterr().out)["results"]
+    sides = [side for name, result in results.items() if "tile=32" in name for side in result["sides"].items()]
+    assert [(name, side.get("failed")) for name, side in sides] == [(OURS, None), ("own choice", None)]
