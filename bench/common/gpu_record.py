@@ -21,13 +21,14 @@ class Measurement:
     """One entry of the document. `rank`: smaller ones tell more and come first. `run` takes the ceilings of this process.
 
     `expected_s`: how long it takes before one of its kind was measured; after `longest_s` something hangs. Its kind is the name's first
-    word."""
+    word. `compile` fills the cache of compiled kernels for it."""
 
     name: str
     rank: tuple[int, ...]
     run: Callable[[Ceilings], dict[str, Any]]
     expected_s: float = 60.0
     longest_s: float = 240.0
+    compile: Callable[[], None] | None = None
 
     @property
     def kind(self) -> str:

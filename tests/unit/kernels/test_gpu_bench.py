@@ -377,10 +377,15 @@ def test_configs_are_every_combination_over_the_kernel_s_choice():
 
 
 @pytest.fixture
-def command(monkeypatch):
-    """bench/gpu.py's main, in this process."""
+def script(monkeypatch):
+    """bench/gpu.py, in this process."""
     monkeypatch.syspath_prepend(ROOT / "bench")
-    return importlib.import_module("gpu").main
+    return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def command(script):
+    return script.main
 
 
 def test_without_a_gpu_it_says_so_and_ends_with_2(command, monkeypatch, capsys):
@@ -410,3 +415,24 @@ def test_a_config_is_measured_beside_the_kernel_s_own_choice(command, capsys):
     results = json.loads(capsys.readouterr().out)["results"]
     sides = [side for name, result in results.items() if "tile=32" in name for side in result["sides"].items()]
     assert [(name, side.get("failed")) for name, side in sides] == [(OURS, None), ("own choice", None)]
+
+
+def test_processes_share_what_is_to_be_compiled_and_nothing_is_compiled_twice(script):
+    done = []
+    left = [Measurement(str(name), (name,), dict, compile=partial(done.append, name)) for name in range(7)]
+    left.insert(3, Measurement("the engine", (0,), dict))
+    for index in range(3):
+        script.compiled(left, index, 3)
+    assert sorted(done) == list(range(7))
+
+
+def test_compiling_calls_ours_once_and_survives_what_fails():
+    called = []
+
+    def norm(x, *_, out):
+        called.append(x.shape)
+        raise RuntimeError("does not compile")
+
+    found = measurements(dry(), {"rms_norm": SimpleNamespace(rms_norm=norm)}, {})
+    found[0].compile()
+    assert called == [(5, 96)]
