@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "common"))
 
-from gpu_record import Measurement, OtherDevice, Record, chosen, fits, table
+from gpu_record import Measurement, OtherDevice, Record, chosen, fits, summary, table
 
 PARTS = ("ceilings", "kernels", "end-to-end")
 PEERS = ("liger", "xformers", "flashinfer")  # the last one compiles for minutes when it is first called
@@ -176,7 +176,7 @@ def worked_off(left: list[Measurement], record: Record, machine: Any, budget: fl
         took = time.monotonic() - before
         longest[one.kind] = max(took, longest.get(one.kind, 0.0))
         record.add(one.name, {**result, "seconds": round(took, 2)})
-        print(f"{time.monotonic() - begun:6.1f} s  {one.name}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - begun:6.1f} s  {one.name}: {summary(result)}", file=sys.stderr, flush=True)
         if not whole:
             return BROKEN, [*late, *(other.name for other in left[left.index(one) + 1 :])]
     return 0, late
