@@ -1,6 +1,6 @@
 """bench/gpu.py: its arithmetic, what it goes on with, and that a wrong kernel is called wrong and not timed. Ops here are torch's."""
 
-import importlib
+import importlib.util
 import json
 import os
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from gpu_device import dry
 from gpu_kernels import cases, config_grid, measurements, present
 from gpu_numbers import Ceilings, Cost, Timed, buffer_sets, floor, graph_calls, reached, replays, timed, verdict
 from gpu_pointwise import Rows, add_rms_norm, rms_norm, rope_kv_write, silu_mul
-from gpu_record import ENDED, Measurement, OtherDevice, Record, chosen, fits, table
+from gpu_record import ENDED, Measurement, OtherDevice, Record, chosen, fits, summary, table
 from gpu_sampling import Draws, _drawn
 from gpu_trial import OURS, frobenius, measure
 from pagoda_daemon.core.sampling import DRAW
@@ -84,7 +84,7 @@ def test_a_summary_is_the_median_and_the_extremes():
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "word"),
-    [(10.0, 12.5, "faster"), (10.0, 11.9, "equal"), (12.5, 10.0, "slower"), (11.9, 10.0, "equal")],
+    [(10.0, 12.5, "ours is faster"), (10.0, 11.9, "equal"), (12.5, 10.0, "ours is slower"), (11.9, 10.0, "equal")],
 )
 def test_faster_is_what_is_beyond_twice_the_spread(ours, theirs, word):
     assert verdict(Timed(ours, 0.1), Timed(theirs, 0.02))["verdict"] == word
@@ -140,17 +140,31 @@ def test_measurements_of_two_devices_are_not_mixed(tmp_path):
         Record.open(tmp_path / "out.json", {"device": "two"})
 
 
+SIDES = {
+    "pagoda": {"us": 10.0, "percent": 93.0, "error": 1e-3, "gb_s": 3720.0},
+    "torch": {"us": 20.0, "error": None, "speed": 2.0, "verdict": "ours is faster", "gb_s": 1860.0, "tflop_s": 7.0},
+}
+
+
 def test_the_table_has_a_line_per_side_and_per_failure():
-    sides = {
-        "pagoda": {"us": 10.0, "percent": 93.0, "error": 1e-3},
-        "torch": {"us": 20.0, "error": None, "speed": 2.0, "verdict": "faster"},
-    }
-    lines = table({"a/1": {"limit": "bytes", "sides": sides, "l2_resident": True}, "b": {"error": "broken"}}).splitlines()
+    lines = table({"a/1": {"limit": "bytes", "sides": SIDES, "l2_resident": True}, "b": {"error": "broken"}}).splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["a/1", "10.00", "93.0", "bytes", "1.0e-03", "L2-resident"],
-        ["torch", "20.00", "bytes", "2.00", "faster"],
+        ["a/1", "10.00", "93.0", "bytes", "3720", "GB/s", "1.0e-03", "L2-resident"],
+        ["torch", "20.00", "bytes", "1860", "GB/s", "2.00", "ours", "is", "faster"],
         ["b", "broken"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({"limit": "bytes", "sides": SIDES}, "10.0 us, 93.0 %, 3720 GB/s"),
+        ({"limit": "bytes", "sides": {"pagoda": {"failed": "WRONG"}, "torch": SIDES["torch"]}}, "WRONG"),
+        ({"error": "out of memory"}, "out of memory"),
+    ],
+)
+def test_each_measurement_is_told_in_a_line_when_it_ends(result, words):
+    assert summary(result) == words
 
 
 @pytest.mark.parametrize(
@@ -340,7 +354,7 @@ def test_times_of_sides_stand_beside_one_another():
     machine = Machine(device=torch.device("cpu"), l2=1, room=10**9, dry=True, randn=dry().randn, prove=dry().prove, peers=())
     sides = measure(rms_norm(OPS, Rows(5, 64), machine, 4e-3), machine, CEILINGS)["sides"]
     assert (sides[OURS]["us"], sides[OURS]["spread_percent"]) == (10.0, 1.0)
-    assert (sides["torch"]["speed"], sides["torch"]["verdict"]) == (2.0, "faster")
+    assert (sides["torch"]["speed"], sides["torch"]["verdict"]) == (2.0, "ours is faster")
 
 
 def test_names_of_measurements_are_told_apart_and_need_no_quotes():
@@ -376,11 +390,18 @@ def test_configs_are_every_combination_over_the_kernel_s_choice():
         config_grid(op, "tyle=1")
 
 
+@pytest.fixture(scope="module")
+def script():
+    """bench/gpu.py, in this process. By its path: beside it stands an operator.py, which must not be found in place of Python's."""
+    spec = importlib.util.spec_from_file_location("gpu", ROOT / "bench/gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
-def command(monkeypatch):
-    """bench/gpu.py's main, in this process."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    return importlib.import_module("gpu").main
+def command(script):
+    return script.main
 
 
 def test_without_a_gpu_it_says_so_and_ends_with_2(command, monkeypatch, capsys):
@@ -410,3 +431,24 @@ def test_a_config_is_measured_beside_the_kernel_s_own_choice(command, capsys):
     results = json.loads(capsys.readouterr().out)["results"]
     sides = [side for name, result in results.items() if "tile=32" in name for side in result["sides"].items()]
     assert [(name, side.get("failed")) for name, side in sides] == [(OURS, None), ("own choice", None)]
+
+
+def test_processes_share_what_is_to_be_compiled_and_nothing_is_compiled_twice(script):
+    done = []
+    left = [Measurement(str(name), (name,), dict, compile=partial(done.append, name)) for name in range(7)]
+    left.insert(3, Measurement("the engine", (0,), dict))
+    for index in range(3):
+        script.compiled(left, index, 3)
+    assert sorted(done) == list(range(7))
+
+
+def test_compiling_calls_ours_once_and_survives_what_fails():
+    called = []
+
+    def norm(x, *_, out):
+        called.append(x.shape)
+        raise RuntimeError("does not compile")
+
+    found = measurements(dry(), {"rms_norm": SimpleNamespace(rms_norm=norm)}, {})
+    found[0].compile()
+    assert called == [(5, 96)]
