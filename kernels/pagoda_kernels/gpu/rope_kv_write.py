@@ -157,6 +157,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
             GROUP=group,
             HALF_BLOCK=half_block,
             num_warps=max(group * half_block // _PER_WARP, 1),
+            enable_fp_fusion=False,  # a fused product is not rounded: other bits than torch's, by up to 4 ulp where products cancel
         )
     return query
 
