@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from pagoda_kernels.gpu.rows import check_rows
 from torch import Tensor
+
+from pagoda_kernels.gpu.rows import check_rows
 
 _TILE = 1024  # elements of each half of its heads in a program
 _PER_WARP = 256  # of them: 8 to a thread, one 128-bit load of bf16
