@@ -20,12 +20,13 @@ _DRY_L2, _DRY_ROOM = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`room`: bytes that the buffers of one measurement may take. `dry`: shapes are tiny, nothing is timed."""
+    """`room`: bytes that the buffers of one measurement may take. `dry`: shapes are tiny, nothing is timed. `peers`: of gpu_peers."""
 
     device: torch.device
     l2: int
     room: int
     dry: bool
+    peers: tuple[str, ...] = ()
 
     def randn(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=dtype)
@@ -84,10 +85,10 @@ class Machine:
             torch.cuda.empty_cache()
 
 
-def cuda() -> Machine:
+def cuda(peers: tuple[str, ...]) -> Machine:
     device = torch.device("cuda", torch.cuda.current_device())
     room = min(_ROOM, torch.cuda.mem_get_info()[1] // 6)
-    return Machine(device, torch.cuda.get_device_properties(device).L2_cache_size, room, dry=False)
+    return Machine(device, torch.cuda.get_device_properties(device).L2_cache_size, room, dry=False, peers=peers)
 
 
 def dry() -> Machine:

@@ -99,8 +99,8 @@ def reached(cost: Cost, ceilings: Ceilings, us: float) -> dict[str, float]:
 
 
 def verdict(ours: Timed, other: Timed) -> dict[str, float | str]:
-    """How often ours runs while the other runs once; faster or slower only beyond twice the larger spread."""
+    """How often ours runs while the other runs once; it is faster or slower only beyond twice the larger spread."""
     ratio = other.us / ours.us
     doubt = 2 * max(ours.spread, other.spread)
-    word = "faster" if ratio - 1 > doubt else "slower" if 1 / ratio - 1 > doubt else "equal"
+    word = "ours is faster" if ratio - 1 > doubt else "ours is slower" if 1 / ratio - 1 > doubt else "equal"
     return {"speed": round(ratio, 3), "verdict": word}

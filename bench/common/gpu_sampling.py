@@ -8,6 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import gpu_peers
 import torch
 from gpu_device import Machine
 from gpu_numbers import Cost, buffer_sets
@@ -71,7 +72,8 @@ def trial(op: ModuleType, draws: Draws, machine: Machine) -> Trial:
             return Side([partial(_torch_greedy, one) for one in logits])
         return Side([partial(_torch_sort, one, draws) for one in logits], judge=partial(_allowed, logits[0], draws))
 
-    sides: dict[str, Callable[[], Side]] = {OURS: ours, "torch": theirs}
+    others = gpu_peers.sample(machine.peers, logits, draws, partial(_allowed, logits[0], draws))
+    sides: dict[str, Callable[[], Side]] = {OURS: ours, "torch": theirs, **others}
     judge = partial(_judge, logits[0], draws, seeds, positions)
     return Trial(Cost(size), sets.resident, sides, partial(spoil, *out), judge, _FEW)
 

@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
     from pagoda_kernels.gpu.pages import Pages
 
 _LOG2_E = 1.4426950408889634
