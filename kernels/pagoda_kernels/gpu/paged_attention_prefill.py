@@ -197,7 +197,7 @@ def choose_config(head_dim: int, dtype: torch.dtype) -> Config:
     if dtype.itemsize == 4:  # fp32 has no tensor core: for comparison, not for speed
         return Config(32, 64, 4, 1)
     if head_dim > 128:
-        return Config(64, 64, 4, 2)
+        return Config(64, 64, 8, 2)
     return Config(128, 64, 8, 3)
 
 
