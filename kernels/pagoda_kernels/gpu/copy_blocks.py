@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from pagoda_kernels.gpu.rows import check_rows
 from torch import Tensor
+
+from pagoda_kernels.gpu.rows import check_rows
 
 _PART = 4096  # elements of a program: four 128-bit loads of bf16 in flight per thread of 4 warps
 _WARPS = 4

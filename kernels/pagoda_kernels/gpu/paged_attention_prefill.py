@@ -18,6 +18,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
     from pagoda_kernels.gpu.pages import Pages
 
 _LOG2_E = 1.4426950408889634

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from pagoda_kernels.gpu.rows import check_rows
 from torch import Tensor, empty_like
+
+from pagoda_kernels.gpu.rows import check_rows
 
 _WARP = 32
 _PER_THREAD = 16  # elements: two 128-bit loads of bf16 per tensor, at 40 registers (sm_90)

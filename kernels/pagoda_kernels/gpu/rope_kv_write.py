@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from pagoda_kernels.gpu.rows import check_rows
 from torch import Tensor
+
+from pagoda_kernels.gpu.rows import check_rows
 
 _TILE = 1024  # elements of each half of its heads in a program
 _PER_WARP = 256  # of them: 8 to a thread, one 128-bit load of bf16
@@ -157,6 +158,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
             GROUP=group,
             HALF_BLOCK=half_block,
             num_warps=max(group * half_block // _PER_WARP, 1),
+            enable_fp_fusion=False,  # a fused product is not rounded: other bits than torch's, by up to 4 ulp where products cancel
         )
     return query
 

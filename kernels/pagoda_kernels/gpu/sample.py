@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from pagoda_kernels.gpu.noise import gumbel, row_keys
 from pagoda_kernels.gpu.threshold import candidates, listed_groups, listed_tokens, threshold
-from torch import Tensor
 
 WIDTH = 64  # tokens per group
 CHUNK = 4096  # tokens per program of the scan

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from pagoda_kernels.gpu.rows import check_rows
 from torch import Tensor
+
+from pagoda_kernels.gpu.rows import check_rows
 
 _BLOCK = 1024  # columns of a program: 8 to a thread of 4 warps, one 128-bit load of bf16 from each half
 _WARPS = 4

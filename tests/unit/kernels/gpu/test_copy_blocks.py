@@ -50,15 +50,16 @@ def test_a_pool_of_more_than_two_to_the_31_elements():
 
 
 @pytest.mark.parametrize(
-    ("kv", "pairs", "told"),
+    ("slots", "step", "pairs", "told"),
     [
-        (torch.zeros(1, 2, 10, 1, 2), torch.zeros(1, 2, dtype=torch.int32), "whole blocks of 4"),
-        (torch.zeros(1, 2, 8, 1, 2), torch.zeros(1, 2, dtype=torch.int64), "int32"),
-        (torch.zeros(1, 2, 8, 1, 2), torch.zeros(2, dtype=torch.int32), "shape"),
-        (torch.zeros(2, 2, 16, 1, 2)[:, :, ::2], torch.zeros(1, 2, dtype=torch.int32), "strides"),
+        (10, 1, torch.zeros(1, 2, dtype=torch.int32), "whole blocks of 4"),
+        (8, 1, torch.zeros(1, 2, dtype=torch.int64), "int32"),
+        (8, 1, torch.zeros(2, dtype=torch.int32), "shape"),
+        (16, 2, torch.zeros(1, 2, dtype=torch.int32), "strides"),
     ],
     ids=["slots", "dtype", "pairs", "strided"],
 )
-def test_what_the_kernel_could_not_read_is_refused(kv, pairs, told):
+def test_what_the_kernel_could_not_read_is_refused(slots, step, pairs, told):
+    kv = torch.zeros(2, 2, slots, 1, 2, device=device())[:, :, ::step]
     with pytest.raises(ValueError, match=told):
-        copy_blocks(kv.to(device()), pairs.to(device()), 4)
+        copy_blocks(kv, pairs.to(device()), 4)

@@ -105,6 +105,14 @@ def test_the_sum_s_norm_may_be_written_over_what_was_added():
     assert torch.equal(residual, total)
 
 
+@pytest.mark.skipif(device().type == "cpu", reason="two million rows are hours in the interpreter")
+def test_a_row_behind_two_to_the_31_elements():
+    x = torch.empty(2**21 + 1, 1024, dtype=torch.bfloat16, device=device())
+    one, weight = rows(1, 1024, torch.bfloat16)
+    x[-1] = one[0]
+    assert torch.equal(rms_norm(x, weight, EPS, out=x)[-1], rms_norm(one, weight, EPS)[0])
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

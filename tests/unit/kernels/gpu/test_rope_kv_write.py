@@ -14,7 +14,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [(1, 1, 2), (4, 2, 32), (3, 1, 6), (14, 3, 128), (5, 5, 40), (33, 1, 64)]
 LENGTH = 50
 POOL = 64
-EPS = 1e-6
+EPS = 1e-3  # large: left out, it is seen
 
 
 def case(sizes, dtype, tokens=5, *, norms, slots=None):

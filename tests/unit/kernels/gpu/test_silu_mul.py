@@ -56,6 +56,14 @@ def test_the_output_may_be_given():
     assert torch.equal(out, silu_mul(x))
 
 
+@pytest.mark.skipif(device().type == "cpu", reason="a million rows are hours in the interpreter")
+def test_a_row_behind_two_to_the_31_elements():
+    x = torch.empty(2**20 + 1, 2048, dtype=torch.bfloat16, device=device())
+    one = gate_up(1, 1024, torch.bfloat16)
+    x[-1] = one[0]
+    assert torch.equal(silu_mul(x)[-1], silu_mul(one)[0])
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [(lambda x: x[:, 1:], "shape"), (lambda x: x.t().contiguous().t(), "strides")],
