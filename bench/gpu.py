@@ -55,7 +55,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="measure what --out holds already, too")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds")
     parser.add_argument("--dry", action="store_true", help="on the CPU")
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels before anything is measured")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile the kernels first: for many --configs")
     parser.add_argument("--share", type=_share, help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="what would be measured, in order")
     return parser.parse_args(argv)
