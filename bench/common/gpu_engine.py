@@ -6,20 +6,20 @@ graphs but waits for each step, `overlap` (what is served) launches a step while
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 import queue
 import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
+from gpu_device import Machine
+from gpu_numbers import Ceilings
+from gpu_record import Measurement
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
@@ -212,53 +212,54 @@ class Served:
                 return stamp, message
 
 
-def limits_of(model: Model, points: list[Point], engine: EngineConfig) -> WorkerLimits:
+def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> WorkerLimits:
     """Room for the largest point and one block more per row."""
     longest = max(point.prompt + point.answer for point in points)
     blocks = max(point.rows * (-(-(point.prompt + point.answer) // engine.block_size) + 1) for point in points)
     return WorkerLimits(blocks, engine.block_size, model.spec.vocab_size, max(longest, engine.block_size))
 
 
-def measure(name: str, points: list[Point], variants: tuple[str, ...], place: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each variant at each point, after one short run of it."""
-    model = Model.of(name, place)
+SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
+DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
+ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
+TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
+
+
+def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
+    """Each model in each variant. Without a device, a tiny one."""
+    if machine.dry:
+        return [_measurement("tiny", variant, TINY, machine) for variant in VARIANTS]
+    served = [_measurement(name, "overlap", SERVED + DRAWN, machine) for name in ("8b", "0.6b")]
+    return served + [_measurement(name, variant, ABLATION, machine) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
+
+
+def _measurement(name: str, variant: str, points: tuple[Point, ...], machine: Machine) -> Measurement:
+    rank = (1, VARIANTS.index(variant), name != "8b")
+    return Measurement(f"engine {name} {variant}", rank, lambda ceilings: measure(name, variant, points, machine, ceilings))
+
+
+def measure(name: str, variant: str, points: tuple[Point, ...], machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
+    """A model in a variant at each point, after one short run of it."""
+    model = Model.of(name, machine.device)
     rows = max(point.rows for point in points)
-    engine = EngineConfig.model_validate(
-        {"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False, "device": place.type}
-    )
-    size = weight_bytes(model.spec, torch.bfloat16)
-    for variant in variants:
-        served = Served(model, variant, engine, limits_of(model, points, engine))
-        yield f"{name} {variant} start", {"seconds": round(served.start_s, 2), "weight_bytes": size}
-        for point in points:
-            served.run(Point(point.rows, min(point.prompt, 64), 4, point.temperature, point.top_p))
-            yield f"{name} {variant} {point.name}", asdict(served.run(point))
-        served.close()
-        del served
-        gc.collect()
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
+    engine = EngineConfig.model_validate({"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False})
+    served = Served(model, variant, engine, limits_of(model, points, engine))
+    found: dict[str, Any] = {"start_s": round(served.start_s, 2), "points": {}}
+    for point in points:
+        served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
+        result = served.run(point)
+        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+    served.close()
+    return found
+
+
+def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
+    """How near a step that decodes is to reading all weights and the rows' keys and values once, at the bandwidth of a copy."""
+    spec, item = model.spec, torch.bfloat16.itemsize
+    read = weight_bytes(spec, torch.bfloat16) - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
+    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
+    return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
 
 
 def _now_ms() -> float:
     return time.monotonic() * 1000
-
-
-Note = Callable[[str, dict[str, Any]], None]
-
-
-def main() -> None:
-    """All that is asked by words on the command line: MODEL VARIANTS ROWS:IN:OUT…"""
-    import json
-    import sys
-
-    name, variants = sys.argv[1], tuple(sys.argv[2].split(","))
-    points = [Point(*(int(number) for number in text.split(":"))) for text in sys.argv[3:]]
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for what, found in measure(name, points, variants, place):
-        print(json.dumps({what: found}), flush=True)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,7 @@ class Bands:
     registers: the most per thread (on gfx942 vector registers). mma: the class of instruction that multiplies matrices, by arch, for
     example {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "MFMA"}. depth: the least number of loads in flight while a tile is computed
     (cp.async groups; a load by TMA counts as deep enough), on NVIDIA. wide_loads: the least share of loads from global memory that are of
-    128 bits, on NVIDIA (cp.async and TMA are not among them).
+    128 bits or more, on NVIDIA (cp.async among them, TMA not).
     """
 
     registers: int | None = None

@@ -15,11 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 import triton.runtime.interpreter as upstream
+from torch import Tensor
+from triton.runtime.errors import InterpreterError
+
 from pagoda_kernels.interpreter import rounding
 from pagoda_kernels.interpreter.memory import Accesses, KernelFault
 from pagoda_kernels.interpreter.rounding import Method
-from torch import Tensor
-from triton.runtime.errors import InterpreterError
 
 
 class HonestInterpreter:

@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 import triton.runtime.interpreter as upstream
 from numpy.typing import NDArray
-from pagoda_kernels.interpreter.rounding import Method, is_small, rounded
 from torch import Tensor
 from triton.runtime.interpreter import TensorHandle
+
+from pagoda_kernels.interpreter.rounding import Method, is_small, rounded
 
 _MANY: Final = -1
 _ATOMIC: Final = -2

@@ -9,7 +9,9 @@ from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.model.attention import KvCache
+from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
@@ -17,6 +19,7 @@ from pagoda_daemon.runner.gpu.load import warm_worker
 from pagoda_daemon.runner.gpu.staging import Staging
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_kernels.interpreter.honest import HonestInterpreter
+from pagoda_kernels.testing import device
 from support.engine.native_reference import shape, weights_of
 
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
@@ -32,20 +35,42 @@ SHAPES = {
 @pytest.fixture(autouse=True, scope="module")
 def honest_interpreter():
     """Numbers round, and accesses are checked, as on a device."""
+    if torch.cuda.is_available():
+        yield
+        return
     with HonestInterpreter():
         yield
 
 
+def weights_on(spec, place):
+    """Of one seed, in fp32: what differs is an error, not a rounding."""
+    with place:
+        weights = allocate(spec, torch.float32)
+    bf16 = destinations(spec, weights_of(spec))
+    for name, part in destinations(spec, weights).items():
+        part.copy_(bf16[name])
+    return weights
+
+
 def workers(spec):
-    """The GPU's and its judge, with the same weights in fp32: what differs is an error, not a rounding."""
-    weights, bf16 = allocate(spec, torch.float32), weights_of(spec)
-    for name, place in destinations(spec, weights).items():
-        place.copy_(destinations(spec, bf16)[name])
+    """The GPU's, on a GPU where there is one, and its judge."""
     limits = WorkerLimits(BLOCKS, BLOCK, spec.vocab_size, POSITIONS)
-    engine = EngineConfig(max_concurrency=ROWS)
-    ours = warm_worker(spec, weights, engine, limits, lambda _share: None)
+    ours = warm_worker(spec, weights_on(spec, torch.device(device())), EngineConfig(max_concurrency=ROWS), limits, lambda _share: None)
     kv = KvCache(spec, BLOCKS + 1, BLOCK, torch.float32)
-    return ours, ModelWorker(TorchForward(Decoder(spec, weights, POSITIONS), kv), limits)
+    return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
+
+
+def adapter(spec, place):
+    """Strong enough that it chooses other tokens."""
+    random = torch.Generator().manual_seed(8)
+
+    def ranks(out, size):
+        return LowRank(*(torch.randn(shape, generator=random).to(place) for shape in ((4, size), (out, 4))))
+
+    attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    parts = {"qkv": (attended, spec.hidden), "output": (spec.hidden, spec.heads * spec.head_dim)}
+    parts |= {"gate_up": (2 * spec.intermediate, spec.hidden), "down": (spec.hidden, spec.intermediate)}
+    return Adapter("a", 4, tuple({part: ranks(*size) for part, size in parts.items()} for _ in range(spec.layers)))
 
 
 class Batch:
@@ -99,6 +124,28 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
         same(ours.execute(plan), theirs.execute(plan))
 
 
+def test_experts_between_the_fused_ops_give_the_tokens_of_torch():
+    experts = Experts(count=4, per_token=2, intermediate=48, normalised=True, names=FAMILIES["Qwen3MoeForCausalLM"].experts)
+    ours, theirs = workers(spec := shape(experts=experts, sparse=(True, False)))
+    batch = Batch(prompts(spec.vocab_size, (1, 17)))
+    for counts in ((1, 16), (1, 1), (1, 1)):
+        plan = batch.step(counts)
+        same(ours.execute(plan), theirs.execute(plan))
+
+
+def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
+    ours, theirs = workers(spec := shape())
+    for worker in (ours, theirs):
+        worker.forward.adapters[1] = adapter(spec, worker.forward.kv.data.device)
+    batch, counts = Batch(prompts(spec.vocab_size, (9, 17))), ((9, 16), (1, 1), (1, 1))
+    plans = [replace(batch.step(count), adapters=np.array([1, 0], np.int32)) for count in counts]
+    found = [ours.execute(plan) for plan in plans]
+    for one, plan in zip(found, plans, strict=True):
+        same(one, theirs.execute(plan))
+    without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
+    assert [one.token_ids[0] for one in found] != [one.token_ids[0] for one in without]
+
+
 def test_a_step_may_be_launched_before_the_one_that_samples_its_tokens_is_heard():
     ours, theirs = workers(spec := shape())
     batch = Batch(prompts(spec.vocab_size, (5, 9)))
@@ -122,9 +169,9 @@ def test_what_the_host_samples_knows_the_tokens_that_the_device_sampled_before()
 
 
 def test_drawn_tokens_are_those_of_the_sampler_on_the_host():
-    ours, theirs = workers(spec := shape())
+    ours, theirs = workers(spec := shape(vocab_size=700))  # small ones are drawn in another way on the host
     batch = Batch(prompts(spec.vocab_size, (5, 9, 3)))
-    drawn = [Sampling(1, temperature=0.8, top_k=5), Sampling(1), Sampling(1, temperature=1.5, top_p=0.7, min_p=0.01)]
+    drawn = [Sampling(1, temperature=0.8, top_k=5), Sampling(1), Sampling(1, temperature=0.3, top_p=0.7, min_p=0.01)]
     rows = lambda _count: SamplingRows(random=np.stack([draw_of(one, seed) for seed, one in enumerate(drawn)]))  # noqa: E731
     for plan in (batch.step((5, 9, 3), rows), batch.step((1, 1, 1), rows)):
         same(ours.execute(plan), theirs.execute(plan))
@@ -168,7 +215,7 @@ def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
-    staging = Staging(torch.device("cpu"))
+    staging = Staging(torch.device(device()))
     for size in (3, 100_000, 5):
         sent = staging.send(
             {"a": np.arange(size, dtype=np.int64), "b": np.arange(size, dtype=np.float32), "c": np.arange(1, dtype=np.int32)}

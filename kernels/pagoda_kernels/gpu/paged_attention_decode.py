@@ -1,0 +1,272 @@
+"""Attention of one query per row over its paged context (flash decoding). Called by the daemon's model, once per layer and decode step.
+
+A row's context is cut into items of `split` tokens. A persistent grid computes items x KV heads; the query heads that share a KV head are
+the rows of one matrix. A row of one item is written at once; a second kernel merges the items of longer rows in the order of the tokens.
+The cuts depend on nothing but the row's own length, so that a row gives the same bits in any batch.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.pages import Pages
+
+ALIGN = 64  # the first item of a row begins at a multiple of this; a multiple of no tile but a divisor of every split
+NO_WINDOW = 2**31 - 1
+MERGED_AT_ONCE = 32  # items of a row that one step of the merge loads
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How the kernel is compiled and launched: tokens per tile and per item, loads in flight, warps, programs per multiprocessor."""
+
+    tile: int = 64
+    stages: int = 3
+    warps: int = 4
+    programs: int = 3
+    split: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse splits that the tiles or the start of a windowed row would cut."""
+        if self.split % self.tile or self.split % ALIGN:
+            raise ValueError(f"split must be a multiple of {ALIGN} and of the tile {self.tile}, got {self.split}")
+
+
+def decode_config(head_dim: int, itemsize: int) -> Config:
+    """Return the configuration for a head dimension and the bytes of one element of the KV cache."""
+    row = triton.next_power_of_2(head_dim) * itemsize
+    if row > 512:
+        return Config(tile=32, stages=2, programs=1)
+    return Config(tile=32, programs=3) if row > 256 else Config()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeScratch:
+    """What the items of long rows leave for the merge, float32: outputs [items, heads, head_dim], log2 of exp2 sums [items, heads].
+
+    processors: multiprocessors of the device, read once. One scratch serves all layers of a model, one after the other.
+    """
+
+    partial: Tensor
+    sums: Tensor
+    processors: int
+
+    @classmethod
+    def of(cls, max_items: int, heads: int, head_dim: int, device: torch.device | str) -> Self:
+        """Allocate for at most max_items items (the first number of a work list) on a device."""
+        place = torch.device(device)
+        processors = torch.cuda.get_device_properties(place).multi_processor_count if place.type == "cuda" else 2
+        partial = torch.empty(max_items, heads, head_dim, dtype=torch.float32, device=place)
+        return cls(partial, torch.empty(max_items, heads, dtype=torch.float32, device=place), processors)
+
+
+def decode_work(lengths: NDArray[np.int32], window: int | None, split: int) -> NDArray[np.int32]:
+    """Return the work list of one batch, int32 [items, first_item[rows + 1]..., row_of_item[items]...].
+
+    An item is `split` tokens of a row, counted from the last multiple of ALIGN before the first token that the window shows.
+    """
+    if split <= 0 or split % ALIGN:
+        raise ValueError(f"split must be a positive multiple of {ALIGN}, got {split}")
+    low = np.maximum(lengths.astype(np.int64) - (NO_WINDOW if window is None else window), 0)
+    counts = -(-(lengths - low // ALIGN * ALIGN) // split)
+    first = np.concatenate([[0], np.cumsum(counts)])
+    return np.concatenate([first[-1:], first, np.repeat(np.arange(len(lengths)), counts)]).astype(np.int32)
+
+
+@triton.jit
+def _block_ids(table, start, stop, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Block ids of the tokens start .. start + TILE: one number if the tile lies in one block, else one per token."""
+    tokens = start if BLOCK_SIZE % TILE == 0 else start + tl.arange(0, TILE)
+    return tl.load(table + tokens // BLOCK_SIZE, mask=tokens < stop, other=0)
+
+
+@triton.jit
+def _attend(
+    query, keys, values, table, start, stop, low,
+    STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Online softmax of the queries [M, D] over the tokens start .. stop that are not below `low`: (sums [M, D], log2 scale, sum)."""
+    scale: tl.constexpr = 1.4426950408889634 / HEAD_DIM**0.5
+    dims = tl.arange(0, D)
+    tile = tl.arange(0, TILE)
+    acc = tl.zeros([M, D], tl.float32)
+    total = tl.zeros([M], tl.float32)
+    top = tl.full([M], -1e30, tl.float32)  # finite: a tile that is all below `low` must not give inf - inf
+    ids = _block_ids(table, start, stop, BLOCK_SIZE, TILE)
+    for first in range(start, stop, TILE):
+        # The id for the next tile is loaded now. If a tile loaded its own, the loads of K and V would not run ahead of the loop.
+        next_ids = _block_ids(table, first + TILE, stop, BLOCK_SIZE, TILE)
+        tokens = first + tile
+        seen = (tokens >= low) & (tokens < stop)
+        offsets = (ids.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE) * STRIDE
+        loaded = seen[:, None]
+        if HEAD_DIM != D:
+            loaded = loaded & (dims < HEAD_DIM)[None, :]
+        k = tl.load(keys + offsets[:, None] + dims[None, :], mask=loaded, other=0.0)
+        v = tl.load(values + offsets[:, None] + dims[None, :], mask=loaded, other=0.0)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        top = higher
+        ids = next_ids
+    return acc, top, total
+
+
+@triton.jit(
+    do_not_specialize=["rows", "window"],
+    do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"],
+)
+def _decode_kernel(
+    query, keys, values, out, partial, sums,
+    tables, table_starts, lengths, work, rows, window,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr,
+    SPLIT: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """One program computes every num_programs-th pair of item and KV head."""
+    members = tl.arange(0, M)
+    dims = tl.arange(0, D)
+    valid = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    items = tl.load(work)
+    for unit in range(tl.program_id(0), items * KV_HEADS, tl.num_programs(0)):
+        item = unit // KV_HEADS
+        kv_head = unit % KV_HEADS
+        row = tl.load(work + 2 + rows + item)
+        first_item = tl.load(work + 1 + row)
+        pieces = tl.load(work + 2 + row) - first_item
+        length = tl.load(lengths + row)
+        low = tl.maximum(length - window, 0)
+        start = low // ALIGNED * ALIGNED + (item - first_item) * SPLIT
+        heads = row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + members
+        places = heads[:, None] * HEAD_DIM + dims[None, :]
+        acc, top, total = _attend(
+            tl.load(query + places, mask=valid, other=0.0), keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM,
+            tables + tl.load(table_starts + row), start, tl.minimum(start + SPLIT, length), low,
+            KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, TILE, M, D,
+        )  # fmt: skip
+        result = acc / total[:, None]
+        if pieces == 1:
+            tl.store(out + places, result.to(out.dtype.element_ty), mask=valid)
+        else:
+            heads = item.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + members
+            tl.store(partial + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=valid)
+            tl.store(sums + heads, top + tl.log2(total), mask=members < GROUP)
+
+
+@triton.jit(do_not_specialize_on_alignment=["work"])
+def _merge_kernel(
+    partial, sums, out, work,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """One program writes one head of one row that has no item (zeros) or more than one."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    dims = tl.arange(0, D)
+    begin = tl.load(work + 1 + row)
+    end = tl.load(work + 2 + row)
+    if end - begin == 1:
+        return
+    acc = tl.zeros([D], tl.float32)
+    total = 0.0
+    top = -float("inf")
+    for first in tl.range(begin, end, CHUNK, num_stages=3):
+        items = first + tl.arange(0, CHUNK)
+        heads = items.to(tl.int64) * HEADS + head
+        inside = (items < end)[:, None] & (dims < HEAD_DIM)[None, :]
+        parts = tl.load(partial + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+        scales = tl.load(sums + heads, mask=items < end, other=-float("inf"))
+        higher = tl.maximum(top, tl.max(scales, 0))
+        weights = tl.exp2(scales - higher)
+        shrink = tl.exp2(top - higher)
+        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        total = total * shrink + tl.sum(weights, 0)
+        top = higher
+    result = tl.where(end > begin, acc / total, 0.0)
+    tl.store(out + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def paged_attention_decode(
+    query: Tensor, kv: Tensor, pages: Pages, work: Tensor, scratch: DecodeScratch,
+    *, window: int | None = None, out: Tensor | None = None, config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the attention of each row's last token over its context, [rows, heads, head_dim] in the query's dtype.
+
+    query [rows, heads, head_dim], kv [2, slots, kv_heads, head_dim] of one dtype (bfloat16, float16, float32), both contiguous; work: the
+    device copy of decode_work(lengths, window, split) with the split of `config` (default: decode_config), longer buffers are allowed. With
+    `window` a token sees the last `window` tokens, itself included. Rows of length 0 give zeros. The scale is 1 / sqrt(head_dim).
+    """
+    _check(query, kv, pages, scratch)
+    out = torch.empty_like(query) if out is None else out
+    rows, heads, head_dim = query.shape
+    kv_heads = kv.shape[2]
+    config = config or decode_config(head_dim, kv.element_size())
+    width, group = triton.next_power_of_2(head_dim), heads // kv_heads
+    grid = min(scratch.processors * config.programs, len(scratch.partial) * kv_heads)
+    _decode_kernel[(grid,)](
+        query, kv[0], kv[1], out, scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
+        rows, NO_WINDOW if window is None else window,
+        GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=pages.block_size, ALIGNED=ALIGN, SPLIT=config.split, TILE=config.tile,
+        M=max(16, triton.next_power_of_2(group)), D=width, num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    _merge_kernel[(rows, heads)](
+        scratch.partial, scratch.sums, out, work, HEADS=heads, HEAD_DIM=head_dim, CHUNK=MERGED_AT_ONCE, D=width, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _check(query: Tensor, kv: Tensor, pages: Pages, scratch: DecodeScratch) -> None:
+    """Refuse shapes and types that the kernels do not compute."""
+    rows, heads, head_dim = query.shape
+    if kv.ndim != 4 or kv.shape[0] != 2 or kv.shape[3] != head_dim or heads % kv.shape[2]:
+        raise ValueError(f"kv must be [2, slots, a divisor of {heads}, {head_dim}], got {list(kv.shape)}")
+    if kv.dtype != query.dtype or not (kv.is_contiguous() and query.is_contiguous()):
+        raise ValueError(f"query and kv must be contiguous and of one dtype, got {query.dtype} and {kv.dtype}")
+    if pages.rows != rows or scratch.partial.shape[1:] != query.shape[1:]:
+        raise ValueError(f"query has shape {list(query.shape)}, the pages {pages.rows} rows, the scratch {list(scratch.partial.shape)}")
+
+
+_NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))  # on gfx942 these configurations spill
+
+
+def _decode_export(name: str, head_dim: int, block_size: int, element: str = "bf16", registers: int = 168) -> Export:
+    """The kernel as it is launched for 8 KV heads of 4 query heads each. registers: 168 let three programs run on a multiprocessor."""
+    config = decode_config(head_dim, 4 if element == "fp32" else 2)
+    pointers = dict.fromkeys(("query", "keys", "values", "out"), f"*{element}") | {"partial": "*fp32", "sums": "*fp32"}
+    lists = dict.fromkeys(("tables", "table_starts", "lengths", "work"), "*i32") | {"rows": "i32", "window": "i32"}
+    constants = {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ALIGNED": ALIGN, "SPLIT": config.split}
+    return Export(
+        name=f"paged_attention_decode_{name}",
+        kernel=_decode_kernel,
+        signature=pointers | lists,
+        constants=constants | {"TILE": config.tile, "M": 16, "D": triton.next_power_of_2(head_dim)},
+        options={"num_warps": config.warps, "num_stages": config.stages},
+        bands=Bands(registers=registers, mma={"sm_80": "HMMA", "sm_90": "HMMA"}, depth=2, wide_loads=0.5),
+        archs=_NVIDIA,
+    )
+
+
+EXPORTS = (
+    _decode_export("128_block_16", 128, 16),
+    _decode_export("128_block_64", 128, 64),
+    _decode_export("64_block_16", 64, 16),
+    _decode_export("256_block_16", 256, 16),
+    _decode_export("80_block_16", 80, 16),
+    Export(
+        name="paged_attention_decode_merge_128",
+        kernel=_merge_kernel,
+        signature={"partial": "*fp32", "sums": "*fp32", "out": "*bf16", "work": "*i32"},
+        constants={"HEADS": 32, "HEAD_DIM": 128, "CHUNK": MERGED_AT_ONCE, "D": 128},
+        options={"num_warps": 4},
+        bands=Bands(registers=96),
+    ),
+)

@@ -1,0 +1,206 @@
+"""Decode attention against its float64 reference, and what must not change a bit of a row: its batch, its pages, what lies beside it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagoda_kernels.gpu.paged_attention_decode import ALIGN, Config, DecodeScratch, decode_config, decode_work, paged_attention_decode
+from pagoda_kernels.gpu.pages import Pages
+from pagoda_kernels.reference import paged_attention as reference
+from pagoda_kernels.testing import KIND_OF, assert_close, device
+
+SMALL = Config(tile=32, stages=2, split=64)  # splits of 64 tokens: several of them in few tokens
+LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 130, 200]
+
+
+class Case:
+    """A random batch: rows of the given lengths on shuffled pages of a cache in which every slot that no row owns is NaN, block 0 too."""
+
+    def __init__(self, lengths, *, heads=8, kv_heads=2, head_dim=32, block_size=16, dtype=torch.bfloat16, seed=0):
+        chance = torch.Generator().manual_seed(seed)
+        self.lengths = lengths
+        counts = [-(-length // block_size) for length in lengths]
+        starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+        self.ids = torch.randperm(sum(counts), generator=chance).int() + 1
+        self.pages = Pages(self.ids.to(device()), int32(starts), int32(lengths), block_size)
+        kv = torch.randn(2, (sum(counts) + 2) * block_size, kv_heads, head_dim, generator=chance).to(dtype)
+        self.kv = self.poisoned(kv.to(device()))
+        self.query = torch.randn(len(lengths), heads, head_dim, generator=chance).to(dtype).to(device())
+
+    def poisoned(self, kv, window=None):
+        """NaN in every slot that no row may read."""
+        seen = torch.zeros(kv.shape[1], dtype=torch.bool, device=kv.device)
+        for row, length in enumerate(self.lengths):
+            seen[reference.row_slots(self.pages, row)[0 if window is None else max(length - window, 0) :]] = True
+        return kv.masked_fill(~seen[None, :, None, None], torch.nan)
+
+    def run(self, config=SMALL, window=None, out=None):
+        work = decode_work(np.array(self.lengths, np.int32), window, config.split)
+        scratch = DecodeScratch.of(max(int(work[0]), 1), *self.query.shape[1:], device())
+        return paged_attention_decode(self.query, self.kv, self.pages, int32(work), scratch, window=window, out=out, config=config)
+
+    def check(self, config=SMALL, window=None):
+        expected = reference.paged_attention_decode(self.query, self.kv, self.pages, window)
+        assert_close(self.run(config, window), expected, KIND_OF[self.query.dtype])
+
+
+def int32(values):
+    return torch.tensor(np.asarray(values, np.int32)).to(device())
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("group", [1, 2, 4, 7, 8])
+def test_groups_and_block_sizes(group, block_size):
+    Case([130, 0, 17, 64], heads=2 * group, block_size=block_size).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_lengths_about_blocks_and_splits(dtype):
+    Case(LENGTHS, kv_heads=1, heads=2, dtype=dtype).check()
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96])
+def test_head_dims(head_dim):
+    Case([70, 3], kv_heads=1, heads=2, head_dim=head_dim).check(Config(split=64))
+
+
+@pytest.mark.parametrize("config", [Config(split=64), Config(tile=128, split=128), Config(tile=32, split=192), Config(tile=16, split=128)])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_tiles_and_splits(config, block_size):
+    Case([200, 128, 33], kv_heads=1, heads=4, block_size=block_size).check(config)
+
+
+@pytest.mark.parametrize("window", [1, 16, 63, 64, 65, 100, 1000])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_window_hides_what_is_before_it(window, block_size):
+    case = Case([0, 1, 64, 65, 200], kv_heads=1, heads=2, block_size=block_size)
+    case.kv = case.poisoned(case.kv, window)
+    case.check(window=window)
+
+
+def test_more_items_than_one_step_of_the_merge():
+    case = Case([64 * 48 + 5], kv_heads=1, heads=1, head_dim=16)
+    growth = torch.linspace(0, 3, case.lengths[0], dtype=case.kv.dtype, device=device())  # so that later items weigh more
+    case.kv[0, reference.row_slots(case.pages, 0)] *= growth[:, None, None]
+    case.check(Config(split=64))
+
+
+def test_the_configurations_in_use():
+    for head_dim, itemsize in [(64, 2), (128, 2), (256, 2), (128, 4), (256, 4)]:
+        assert decode_config(head_dim, itemsize).split == Config().split  # the runner makes one work list for all models
+    Case([300, 5]).check(decode_config(32, 2))
+
+
+def test_large_scores_do_not_overflow():
+    case = Case([100], kv_heads=1, heads=2, dtype=torch.float32)
+    case.query = case.query * 1000
+    case.check()
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_pages_in_another_order_give_the_same_bits(window):
+    case = Case([130, 40])
+    before = case.run(window=window)
+    blocks = case.kv.unflatten(1, (-1, 16))
+    order = torch.randperm(blocks.shape[1], generator=torch.Generator().manual_seed(1))
+    moved = torch.empty_like(blocks)
+    moved[:, order.to(device())] = blocks
+    case.kv = moved.flatten(1, 2)
+    case.pages = Pages(order[case.ids.long()].int().to(device()), case.pages.table_starts, case.pages.lengths, 16)
+    assert torch.equal(before, case.run(window=window))
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_row_gives_the_same_bits_in_any_batch(window):
+    case = Case([200, 17, 0, 64, 129])
+    whole = case.run(window=window)
+    for row, length in enumerate(case.lengths):
+        alone = Case([length])
+        alone.query, alone.kv = case.query[row : row + 1], case.kv
+        alone.pages = Pages(case.pages.tables, case.pages.table_starts[row : row + 1], case.pages.lengths[row : row + 1], 16)
+        assert torch.equal(whole[row], alone.run(window=window)[0])
+
+
+def test_rows_of_length_zero_give_zeros_and_the_result_goes_into_out():
+    case = Case([0, 20, 0])
+    out = torch.full_like(case.query, torch.nan)
+    assert case.run(out=out) is out
+    assert not out[0].any()
+    assert not out[2].any()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # from the interpreter
+def test_a_nan_stays_in_its_row():
+    case = Case([20, 130, 40])
+    case.query[1] = torch.nan
+    out = case.run()
+    assert out[1].isnan().all()
+    assert out[0].isfinite().all()
+    assert out[2].isfinite().all()
+
+
+def test_buffers_longer_than_the_batch_needs():
+    """As in a captured graph: work list, tables and scratch of the largest batch, their tails from earlier steps."""
+    case = Case([130, 5])
+    expected = case.run()
+    work = decode_work(np.array(case.lengths, np.int32), None, SMALL.split)
+    scratch = DecodeScratch.of(50, *case.query.shape[1:], device())
+    scratch.partial.fill_(torch.nan)
+    scratch.sums.fill_(torch.nan)
+    work = int32(np.concatenate([work, np.full(40, 2**31 - 1)]))
+    assert torch.equal(expected, paged_attention_decode(case.query, case.kv, case.pages, work, scratch, config=SMALL))
+
+
+def test_slots_beyond_two_to_the_31_elements():
+    blocks, kv_heads, head_dim = 2**18, 8, 64  # 2^31 elements of keys, as many of values; only the last block is ever touched
+    kv = torch.empty(2, (blocks + 1) * 16, kv_heads, head_dim, dtype=torch.float16, device=device())
+    case = Case([16], heads=8, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.float16)
+    kv[:, blocks * 16 :] = case.kv[:, reference.row_slots(case.pages, 0)]
+    expected = case.run()
+    case.kv, case.pages = kv, Pages(int32([blocks]), case.pages.table_starts, case.pages.lengths, 16)
+    assert torch.equal(expected, case.run())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 3000), max_size=8), st.none() | st.integers(1, 2000), st.sampled_from([ALIGN, 4 * ALIGN, 5 * ALIGN]),
+)  # fmt: skip
+def test_work_holds_every_visible_token_once(lengths, window, split):
+    work = decode_work(np.array(lengths, np.int32), window, split)
+    items, rows = int(work[0]), len(lengths)
+    first, row_of_item = work[1 : rows + 2], work[rows + 2 :]
+    assert work.dtype == np.int32
+    assert len(row_of_item) == items == first[-1]
+    for row, length in enumerate(lengths):
+        mine = np.flatnonzero(row_of_item == row)
+        assert list(mine) == list(range(first[row], first[row + 1]))
+        low = 0 if window is None else max(length - window, 0)
+        tokens = [low // ALIGN * ALIGN + n * split for n in range(len(mine) + 1)]  # borders of the items
+        assert low - ALIGN < tokens[0] <= low
+        assert tokens[-1] >= length
+        assert not len(mine) or tokens[-2] < length
+
+
+def test_refusals():
+    case = Case([20])
+    for split in (0, 100, -64):
+        with pytest.raises(ValueError, match="split must be"):
+            decode_work(np.array([1], np.int32), None, split)
+    with pytest.raises(ValueError, match="split must be"):
+        Config(tile=128, split=64)
+    with pytest.raises(ValueError, match="block_size must be"):
+        Pages(case.pages.tables, case.pages.table_starts, case.pages.lengths, 48)
+    with pytest.raises(ValueError, match="table_starts has"):
+        Pages(case.pages.tables, case.pages.tables, case.pages.lengths, 16)
+    with pytest.raises(ValueError, match="lengths must be"):
+        Pages(case.pages.tables, case.pages.table_starts, case.pages.lengths.long(), 16)
+    scratch = DecodeScratch.of(1, *case.query.shape[1:], device())
+    work = int32(decode_work(np.array([20], np.int32), None, SMALL.split))
+    with pytest.raises(ValueError, match="kv must be"):
+        paged_attention_decode(case.query, case.kv[:, :, :, :8].contiguous(), case.pages, work, scratch)
+    with pytest.raises(ValueError, match="of one dtype"):
+        paged_attention_decode(case.query.half(), case.kv, case.pages, work, scratch)
+    with pytest.raises(ValueError, match="the pages 1 rows"):
+        paged_attention_decode(case.query.repeat(2, 1, 1), case.kv, case.pages, work, scratch)
