@@ -32,7 +32,7 @@ from pagoda_daemon.runner.gpu.inputs import Shape, buckets
 from pagoda_daemon.runner.gpu.worker import GpuWorker
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
-from pagoda_daemon.runner.place import computed_by, memory_at, place_of
+from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
 
 _READING: Final = 0.8
 """Share of the progress that is the weights'."""
@@ -72,8 +72,8 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, "")
-    by = computed_by(place, threads, native=False)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, by)
+    by = computed_by(place, threads, native=False), uuid_of(place)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
     worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
