@@ -45,7 +45,7 @@ class Launched:
 
 
 class GpuWorker:
-    """A `runner.worker.AsyncWorker`. Takes no adapters."""
+    """A `runner.worker.AsyncWorker`. `adapters` None: it takes none."""
 
     adapters: AdapterStore | None = None
 

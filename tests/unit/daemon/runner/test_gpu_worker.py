@@ -9,7 +9,9 @@ from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.model.attention import KvCache
+from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
@@ -56,6 +58,19 @@ def workers(spec):
     ours = warm_worker(spec, weights_on(spec, torch.device(device())), EngineConfig(max_concurrency=ROWS), limits, lambda _share: None)
     kv = KvCache(spec, BLOCKS + 1, BLOCK, torch.float32)
     return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
+
+
+def adapter(spec, place):
+    """Strong enough that it chooses other tokens."""
+    random = torch.Generator().manual_seed(8)
+
+    def ranks(out, size):
+        return LowRank(*(torch.randn(shape, generator=random).to(place) for shape in ((4, size), (out, 4))))
+
+    attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    parts = {"qkv": (attended, spec.hidden), "output": (spec.hidden, spec.heads * spec.head_dim)}
+    parts |= {"gate_up": (2 * spec.intermediate, spec.hidden), "down": (spec.hidden, spec.intermediate)}
+    return Adapter("a", 4, tuple({part: ranks(*size) for part, size in parts.items()} for _ in range(spec.layers)))
 
 
 class Batch:
@@ -107,6 +122,28 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
     for counts in schedule:
         plan = batch.step(counts)
         same(ours.execute(plan), theirs.execute(plan))
+
+
+def test_experts_between_the_fused_ops_give_the_tokens_of_torch():
+    experts = Experts(count=4, per_token=2, intermediate=48, normalised=True, names=FAMILIES["Qwen3MoeForCausalLM"].experts)
+    ours, theirs = workers(spec := shape(experts=experts, sparse=(True, False)))
+    batch = Batch(prompts(spec.vocab_size, (1, 17)))
+    for counts in ((1, 16), (1, 1), (1, 1)):
+        plan = batch.step(counts)
+        same(ours.execute(plan), theirs.execute(plan))
+
+
+def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
+    ours, theirs = workers(spec := shape())
+    for worker in (ours, theirs):
+        worker.forward.adapters[1] = adapter(spec, worker.forward.kv.data.device)
+    batch, counts = Batch(prompts(spec.vocab_size, (9, 17))), ((9, 16), (1, 1), (1, 1))
+    plans = [replace(batch.step(count), adapters=np.array([1, 0], np.int32)) for count in counts]
+    found = [ours.execute(plan) for plan in plans]
+    for one, plan in zip(found, plans, strict=True):
+        same(one, theirs.execute(plan))
+    without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
+    assert [one.token_ids[0] for one in found] != [one.token_ids[0] for one in without]
 
 
 def test_a_step_may_be_launched_before_the_one_that_samples_its_tokens_is_heard():
