@@ -77,8 +77,9 @@ class GpuForward:
         return self.decoder.states(replace(step, wanted=sent["wanted"], adapted=mine, adapted_wanted=wanted_too), self.kv.data)
 
     def note(self, rows: Tensor, tokens: Tensor) -> None:
-        """`rows` int64 have sampled `tokens` int32."""
-        self._last.index_copy_(0, rows, tokens)
+        """`rows` int64 have sampled `tokens` int32. What a row without a finite logit sampled is any number; the next step, which may be
+        launched already, must find an id of the vocabulary: one outside of it ends the process's use of the device."""
+        self._last.index_copy_(0, rows, tokens.clamp(0, self.decoder.spec.vocab_size - 1))
 
     def copy_blocks(self, pairs: Ints) -> None:
         """As `runner.forward.Forward`."""

@@ -24,10 +24,8 @@ from support.engine.native_reference import shape, weights_of
 
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
 SHAPES = {
-    "groups of two": {},
     "norms on queries and keys, biases": {"qk_norm": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True},
-    "one windowed layer": {"windows": (None, 20)},
-    "windows": {"windows": (9, 40)},
+    "windows": {"windows": (None, 9)},
     "tied, odd sizes": {"tied": True, "hidden": 96, "vocab_size": 129},
 }
 
@@ -189,6 +187,14 @@ def test_a_row_of_numbers_that_are_none_fails_alone():
     found = ours.execute(plan)
     assert [error.row for error in found.errors] == [0]
     same(found, theirs.execute(plan))
+
+
+def test_a_number_that_is_no_token_does_not_end_the_device():
+    ours, _ = workers(spec := shape())
+    batch = Batch(prompts(spec.vocab_size, (5, 9)))
+    ours.execute(batch.step((5, 9)))
+    ours.forward.note(*(torch.tensor([0], dtype=dtype, device=device()) + add for dtype, add in ((torch.int64, 0), (torch.int32, 10**9))))
+    assert ours.execute(batch.step((1, 1))).rows.tolist() == [0, 1]
 
 
 def test_every_array_begins_at_sixteen_bytes_and_none_overlaps_another():
