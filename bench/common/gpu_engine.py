@@ -35,6 +35,7 @@ from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.replicas.engine import LocalWire
 
+_REPLAYS = 20
 VARIANTS = ("overlap", "graphs", "fused", "eager")
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
@@ -164,7 +165,13 @@ class Served:
         self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))
         self._vocab = limits.vocab_size
         self._names = 0
-        engine_loop = Engine(self._wire, engine, lambda _progress: worker_of(model, variant, engine, limits), _now_ms)
+        self.worker: Worker | None = None
+
+        def build(_progress: Any) -> Worker:
+            self.worker = worker_of(model, variant, engine, limits)
+            return self.worker
+
+        engine_loop = Engine(self._wire, engine, build, _now_ms)
         self._thread = threading.Thread(target=engine_loop.run, args=(lambda: False,), daemon=True)
         begun = time.perf_counter()
         self._thread.start()
@@ -249,8 +256,26 @@ def measure(name: str, variant: str, points: tuple[Point, ...], machine: Machine
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
         result = served.run(point)
         found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+        if (device := _graph_ms(served.worker, point.rows)) is not None:
+            found["points"][point.name]["graph_ms"] = device
     served.close()
     return found
+
+
+def _graph_ms(worker: Worker | None, rows: int) -> float | None:
+    """How long the device alone takes for the last step that decoded, replayed: what a step takes beyond is the host's."""
+    from pagoda_daemon.runner.gpu.inputs import bucket_of
+
+    graphs = getattr(getattr(worker, "forward", None), "_graphs", None)
+    if graphs is None or (bucket := bucket_of(rows, sorted(graphs._graphs))) is None:  # noqa: SLF001
+        return None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(_REPLAYS):
+        graphs._graphs[bucket].graph.replay()  # noqa: SLF001
+    end.record()
+    end.synchronize()
+    return round(begin.elapsed_time(end) / _REPLAYS, 3)
 
 
 def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +34,8 @@ class Config:
     block_n: int
     num_warps: int
     num_stages: int
+    descriptors: bool = False
+    """Fetch a tile of keys by one copy of a block (TMA), where a tile is a block; elsewhere by a load per key, as without."""
 
 
 @triton.jit
@@ -42,6 +45,16 @@ def _tile(work, starts, lengths, item):
     first = tl.load(work + 1 + tl.load(work) + item)
     start = tl.load(starts + row)
     return row, start, tl.load(starts + row + 1) - start, tl.load(lengths + row), first
+
+
+@triton.jit
+def _ids(tables, start, stop, columns, BLOCK_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr):
+    """The block of each key from `start`, or with descriptors of all of them. Past the last key the table may end: nothing is read."""
+    if DESCRIPTORS:
+        ids = tl.load(tables + start // BLOCK_SIZE, mask=start < stop, other=0)
+    else:
+        ids = tl.load(tables + start // BLOCK_SIZE + columns // BLOCK_SIZE, mask=start + columns < stop, other=0)
+    return ids
 
 
 @triton.jit
@@ -65,11 +78,13 @@ def _softmax(score, best, total, scale, WINDOW: tl.constexpr):
     return weight, new_best, total * decay + tl.sum(weight, 1), decay
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "slots"])
 def _paged_attention_prefill_kernel(
     query,
     keys,
     values,
+    key_blocks,
+    value_blocks,
     out,
     tables,
     table_starts,
@@ -77,6 +92,7 @@ def _paged_attention_prefill_kernel(
     starts,
     work,
     window,
+    slots,
     scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -85,6 +101,7 @@ def _paged_attention_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):
     group: tl.constexpr = HEADS // KV_HEADS
     tile: tl.constexpr = BLOCK_M // group
@@ -111,7 +128,7 @@ def _paged_attention_prefill_kernel(
 
     columns = tl.arange(0, BLOCK_N)
     inside = (columns % BLOCK_SIZE)[:, None] * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM + dims
-    tables += tl.load(table_starts + row) + columns // BLOCK_SIZE
+    tables += tl.load(table_starts + row)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -119,16 +136,23 @@ def _paged_attention_prefill_kernel(
     # has none: weights of zero, and nothing is read.
     weight = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     decay = tl.full([BLOCK_M], 1.0, tl.float32)
-    ids = tl.load(tables + begin // BLOCK_SIZE, mask=begin + columns < stop, other=0)
+    ids = _ids(tables, begin, stop, columns, BLOCK_SIZE, DESCRIPTORS)
     ids_behind = ids
+    if DESCRIPTORS:
+        ids_behind = slots // BLOCK_SIZE  # there is no such block: the copy gives zeros
     for start in range(begin, stop, BLOCK_N):
         # Loaded here and used in the next turn: an id used in its own turn makes the compiler load keys and values one tile at a time.
-        next_ids = tl.load(tables + (start + BLOCK_N) // BLOCK_SIZE, mask=start + BLOCK_N + columns < stop, other=0)
-        key = tl.load(keys + inside + ids.to(tl.int64)[:, None] * block)
+        next_ids = _ids(tables, start + BLOCK_N, stop, columns, BLOCK_SIZE, DESCRIPTORS)
+        if DESCRIPTORS:
+            key = key_blocks.load([ids * BLOCK_SIZE, head * HEAD_DIM])
+        else:
+            key = tl.load(keys + inside + ids.to(tl.int64)[:, None] * block)
         score = tl.dot(turned, key.T, input_precision="ieee")
-        value = tl.load(
-            values + inside + ids_behind.to(tl.int64)[:, None] * block, mask=(start + columns >= begin + BLOCK_N)[:, None], other=0.0
-        )
+        if DESCRIPTORS:
+            value = value_blocks.load([ids_behind * BLOCK_SIZE, head * HEAD_DIM])
+        else:
+            behind = (start + columns >= begin + BLOCK_N)[:, None]
+            value = tl.load(values + inside + ids_behind.to(tl.int64)[:, None] * block, mask=behind, other=0.0)
         acc = tl.dot(weight.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
         # One loop with a branch, not a loop for each kind of tile: two of them spill registers at BLOCK_N 128 (sm_90).
         masked = start >= whole
@@ -140,9 +164,10 @@ def _paged_attention_prefill_kernel(
         # A plain copy would be a value that crosses two turns, and such a loop is not pipelined at all: a choice is none.
         ids_behind = tl.where(start < stop, ids, 0)
         ids = next_ids
-    # Behind the last key the slots hold anything, and 0 * NaN is NaN.
+    # Loaded key by key: behind the last one the slots hold anything, and 0 * NaN is NaN.
     last = tl.maximum(stop - 1, 0) // BLOCK_N * BLOCK_N
-    value = tl.load(values + inside + ids_behind.to(tl.int64)[:, None] * block, mask=(last + columns < stop)[:, None], other=0.0)
+    of_last = ids_behind.to(tl.int64) if DESCRIPTORS else ids_behind.to(tl.int64)[:, None]
+    value = tl.load(values + inside + of_last * block, mask=(last + columns < stop)[:, None], other=0.0)
     acc = tl.dot(weight.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
     # A padding row has seen nothing: zeros.
     result = tl.where((total > 0.0)[:, None], acc / total[:, None], 0.0)
@@ -172,7 +197,7 @@ def choose_config(head_dim: int, dtype: torch.dtype) -> Config:
     if dtype.itemsize == 4:  # fp32 has no tensor core: for comparison, not for speed
         return Config(32, 64, 4, 1)
     if head_dim > 128:
-        return Config(64, 64, 4, 2)
+        return Config(64, 64, 8, 2)
     return Config(128, 64, 8, 3)
 
 
@@ -208,12 +233,14 @@ def paged_attention_prefill(
     heads, head_dim = query.shape[1:]
     kv_heads = kv.shape[2]
     tiles = (len(work) - 1) // 2
+    descriptors = config.descriptors and config.block_n == pages.block_size
     if not tiles:
         return out
     _paged_attention_prefill_kernel[(kv_heads, tiles)](
         query,
         kv[0],
         kv[1],
+        *(_blocks(one, config.block_n) if descriptors else None for one in kv),
         out,
         pages.tables,
         pages.table_starts,
@@ -221,6 +248,7 @@ def paged_attention_prefill(
         starts,
         work,
         window or 0,
+        kv.shape[1],
         _LOG2_E / head_dim**0.5,
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -229,10 +257,18 @@ def paged_attention_prefill(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         WINDOW=window is not None,
+        DESCRIPTORS=descriptors,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
+
+
+def _blocks(keys: Tensor, tokens: int) -> TensorDescriptor:
+    """`keys` [slots, kv_heads, head_dim], of which a copy takes `tokens` slots of one head."""
+    slots, kv_heads, head_dim = keys.shape
+    width = kv_heads * head_dim
+    return TensorDescriptor(keys, [slots, width], [width, 1], [tokens, head_dim])
 
 
 def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:

@@ -19,6 +19,7 @@ SMALL = Config(block_m=32, block_n=32, num_warps=4, num_stages=2)
 """Tiles so small that a hundred tokens have many edges."""
 LONGER = replace(SMALL, block_n=64)
 """For blocks of 64: a tile of keys is whole blocks."""
+FORMS = [replace(LONGER, descriptors=True)]
 MIXED = [(1, 1), (1, 70), (20, 20), (3, 0), (33, 90), (0, 40), (5, 64)]
 """Rows as (queries, length): one query, a whole prompt, padding, chunks with what came before, no query."""
 
@@ -73,6 +74,14 @@ def check(of: Batch, *, window: int | None = None, config: Config | None = SMALL
 @pytest.mark.parametrize(("heads", "kv_heads", "block_size"), [(2, 2, 16), (4, 2, 32), (4, 1, 64), (7, 1, 16), (8, 1, 32)])
 def test_rows_of_mixed_sizes(heads: int, kv_heads: int, block_size: int) -> None:
     check(batch(MIXED, heads, kv_heads, block_size=block_size), config=LONGER if block_size == 64 else SMALL)
+
+
+@pytest.mark.parametrize("config", FORMS)
+def test_each_form_gives_the_bits_of_the_plain_one(config: Config) -> None:
+    of, plain = batch(MIXED, 4, 2, block_size=64), replace(LONGER, block_m=config.block_m)
+    for window in (None, 40):
+        check(of, window=window, config=config)
+        assert torch.equal(attend(of, window=window, config=config), attend(of, window=window, config=plain))
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 64), (torch.float16, 128), (torch.bfloat16, 128), (torch.bfloat16, 256)])
