@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,14 +20,18 @@ from pagoda_kernels.gpu.sample import Draws, SampleScratch, greedy, sample
 from torch import Tensor
 
 from pagoda_daemon.core.batch import GREEDY, RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.sampling import DRAW, OFF
+from pagoda_daemon.gpu.forward import GpuForward
+from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.answer import Likeliest, answer, sampled, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
-from pagoda_daemon.runner.gpu.forward import GpuForward
-from pagoda_daemon.runner.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.runner.pool import pool
 from pagoda_daemon.runner.probe import one_token
 from pagoda_daemon.runner.sampler import Sampler
+
+_DRAWN: Final = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""What the device draws by. A step with more is sampled by the host."""
 
 
 class Launched:
@@ -139,15 +144,14 @@ def _on_device(plan: StepPlan) -> bool:
         return True
     random = sampling.random
     alone = not sampling.shaped and all(part is None for part in (sampling.top_logprobs, sampling.scored, sampling.masks, sampling.pooled))
-    return alone and (random is None or not (random["top_n_sigma"] > 0).any())
+    return alone and (random is None or not any((random[name] != OFF[name]).any() for name in set(DRAW.names or ()) - set(_DRAWN)))
 
 
 def _draws(plan: StepPlan) -> dict[str, NDArray[np.generic]]:
     random = plan.sampling.random
     if random is None:
         return {}
-    names = ("temperature", "top_k", "top_p", "min_p")
-    found = {name: np.ascontiguousarray(random[name]) for name in names}
+    found = {name: np.ascontiguousarray(random[name]) for name in _DRAWN if name != "seed"}
     return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "position": plan.lengths[plan.sample].astype(np.int32), **found}
 
 

@@ -9,16 +9,16 @@ from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
+from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
+from pagoda_daemon.gpu.load import warm_worker
+from pagoda_daemon.gpu.memory_pattern import MemoryPattern
+from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
-from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
-from pagoda_daemon.runner.gpu.load import warm_worker
-from pagoda_daemon.runner.gpu.memory_pattern import MemoryPattern
-from pagoda_daemon.runner.gpu.staging import Staging
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
 from pagoda_daemon.scheduler.limits import Limits
