@@ -9,9 +9,10 @@ from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
+import gpu_peers
 import numpy as np
 import torch
-from gpu_device import Machine
+from gpu_device import Call, Machine
 from gpu_numbers import Cost, Sets, buffer_sets
 from gpu_trial import OURS, Side, Trial, against, spoil
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 _BF16 = 2  # bytes
 _SCORES = 1 << 27  # float64 numbers that the reference holds at once
+_CHOSEN = "own choice"  # of the kernel, beside another config of it
 _BACKENDS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -120,6 +122,10 @@ class Buffers:
         query = machine.randn(sum(shape.queries), shape.heads, shape.head_dim)
         return cls(Paged(shape, sets.number, machine), query, [torch.empty_like(query) for _ in range(sets.number)], sets)
 
+    def side(self, call: Callable[[Any, Tensor], Call]) -> Side:
+        """`call` makes a call for a set's pages and output."""
+        return Side([call(self.paged.pages(index), out) for index, out in enumerate(self.out)])
+
     def trial(self, ours: Callable[[], Side], baselines: dict[str, Callable[[], Side]], limit: float) -> Trial:
         shape = self.paged.shape
         judge = against(lambda: attention(shape, self.query, self.paged.contiguous(0)))
@@ -128,41 +134,39 @@ class Buffers:
 
 
 def decode(op: ModuleType, shape: Shape, machine: Machine, limit: float, config: Any = None) -> Trial:
-    """One query per row; `config`: of the kernel, None for the one that it chooses."""
+    """One query per row. A `config` is measured beside the one that the kernel chooses, and the latter beside others' kernels."""
     shape = shape.tiny() if machine.dry else shape
-    buffers = Buffers.of(shape, machine)
-    config = config or op.decode_config(shape.head_dim, _BF16)
+    buffers, chosen = Buffers.of(shape, machine), op.decode_config(shape.head_dim, _BF16)
+    if config is not None:
+        return buffers.trial(partial(_decode, op, buffers, config), {_CHOSEN: partial(_decode, op, buffers, chosen)}, limit)
+    return buffers.trial(partial(_decode, op, buffers, chosen), baselines(buffers) | gpu_peers.decode(machine.peers, buffers), limit)
 
-    def ours() -> Side:
-        work = op.decode_work(np.array(shape.contexts, np.int32), shape.window, config.split)
-        scratch = op.DecodeScratch.of(int(work[0]), shape.heads, shape.head_dim, machine.device)
-        listed = torch.from_numpy(work).to(machine.device)
-        call = partial(op.paged_attention_decode, window=shape.window, config=config)
-        return Side([
-            partial(call, buffers.query, buffers.paged.kv, buffers.paged.pages(index), listed, scratch, out=out)
-            for index, out in enumerate(buffers.out)
-        ])  # fmt: skip
 
-    return buffers.trial(ours, baselines(buffers), limit)
+def _decode(op: ModuleType, buffers: Buffers, config: Any) -> Side:
+    shape, device = buffers.paged.shape, buffers.query.device
+    work = op.decode_work(np.array(shape.contexts, np.int32), shape.window, config.split)
+    scratch = op.DecodeScratch.of(int(work[0]), shape.heads, shape.head_dim, device)
+    call = partial(op.paged_attention_decode, window=shape.window, config=config)
+    listed = torch.from_numpy(work).to(device)
+    return buffers.side(lambda pages, out: partial(call, buffers.query, buffers.paged.kv, pages, listed, scratch, out=out))
 
 
 def prefill(op: ModuleType, shape: Shape, machine: Machine, limit: float, config: Any = None) -> Trial:
-    """Several queries per row, the last of its context."""
+    """Several queries per row, the last of its context; `config` as for decode."""
     shape = shape.tiny() if machine.dry else shape
-    buffers = Buffers.of(shape, machine)
-    config = config or op.choose_config(shape.head_dim, torch.bfloat16)
+    buffers, chosen = Buffers.of(shape, machine), op.choose_config(shape.head_dim, torch.bfloat16)
+    if config is not None:
+        return buffers.trial(partial(_prefill, op, buffers, config), {_CHOSEN: partial(_prefill, op, buffers, chosen)}, limit)
+    return buffers.trial(partial(_prefill, op, buffers, chosen), baselines(buffers), limit)
 
-    def ours() -> Side:
-        starts, lengths = np.array(shape.starts, np.int32), np.array(shape.contexts, np.int32)
-        tile = op.query_tile(shape.heads, shape.kv_heads, config)
-        work, begun = (torch.from_numpy(one).to(machine.device) for one in (op.prefill_work(starts, tile, lengths), starts))
-        call = partial(op.paged_attention_prefill, window=shape.window, config=config)
-        return Side([
-            partial(call, buffers.query, buffers.paged.kv, buffers.paged.pages(index), begun, work, out=out)
-            for index, out in enumerate(buffers.out)
-        ])  # fmt: skip
 
-    return buffers.trial(ours, baselines(buffers), limit)
+def _prefill(op: ModuleType, buffers: Buffers, config: Any) -> Side:
+    shape, device = buffers.paged.shape, buffers.query.device
+    starts, lengths = np.array(shape.starts, np.int32), np.array(shape.contexts, np.int32)
+    tile = op.query_tile(shape.heads, shape.kv_heads, config)
+    work, begun = (torch.from_numpy(one).to(device) for one in (op.prefill_work(starts, tile, lengths), starts))
+    call = partial(op.paged_attention_prefill, window=shape.window, config=config)
+    return buffers.side(lambda pages, out: partial(call, buffers.query, buffers.paged.kv, pages, begun, work, out=out))
 
 
 def baselines(buffers: Buffers) -> dict[str, Callable[[], Side]]:

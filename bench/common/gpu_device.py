@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,13 @@ _DRY_L2, _DRY_ROOM = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`room`: bytes that the buffers of one measurement may take. `dry`: shapes are tiny, nothing is timed."""
+    """`room`: bytes that the buffers of one measurement may take. `dry`: shapes are tiny, nothing is timed. `peers`: of gpu_peers."""
 
     device: torch.device
     l2: int
     room: int
     dry: bool
+    peers: tuple[str, ...] = ()
 
     def randn(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=dtype)
@@ -65,7 +67,7 @@ class Machine:
             return {}
         graphs = {}
         for name, calls in sides.items():
-            count = graph_calls(len(calls), floor_us)
+            count = graph_calls(len(calls), floor_us, _called_us(calls[0]))
             graphs[name] = _captured([calls[index % len(calls)] for index in range(count)])[0], count
         often = {}
         for name, (graph, _) in graphs.items():
@@ -84,10 +86,10 @@ class Machine:
             torch.cuda.empty_cache()
 
 
-def cuda() -> Machine:
+def cuda(peers: tuple[str, ...]) -> Machine:
     device = torch.device("cuda", torch.cuda.current_device())
     room = min(_ROOM, torch.cuda.mem_get_info()[1] // 6)
-    return Machine(device, torch.cuda.get_device_properties(device).L2_cache_size, room, dry=False)
+    return Machine(device, torch.cuda.get_device_properties(device).L2_cache_size, room, dry=False, peers=peers)
 
 
 def dry() -> Machine:
@@ -108,6 +110,15 @@ def _captured(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, Any]:
         for call in calls:
             found = call()
     return graph, found
+
+
+def _called_us(call: Call) -> float:
+    """Microseconds of a call that was warm already, the host's part included."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begun) * 1e6
 
 
 def _sample_us(graph: torch.cuda.CUDAGraph, count: int) -> float:

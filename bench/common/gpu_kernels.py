@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ from gpu_device import Machine
 from gpu_numbers import Ceilings
 from gpu_record import SIZES, Measurement
 from gpu_sampling import Draws
-from gpu_trial import Trial, measure
+from gpu_trial import OURS, Trial, measure
 
 _PACKAGE = "pagoda_kernels.gpu"
+_EXPECTED_S, _LONGEST_S = 5.0, 30.0  # the first of an op compiles for 1 or 2 s; on an H200 no measurement took 3
 _BF16_LIMIT = 4e-3  # where the tree has no table of tolerances
 Build = Callable[..., Trial]
 
@@ -51,6 +53,7 @@ class Missing(NamedTuple):
 _DECODE = {
     "b64-8k": ("large", Shape((8192,) * 64, (1,) * 64)),
     "b8-16k": ("large", Shape((16384,) * 8, (1,) * 8)),
+    "b32-4k": ("large", Shape((4096,) * 32, (1,) * 32)),
     "b1-32k": ("knee", Shape((32768,), (1,))),
     "b256-1k": ("knee", Shape((1024,) * 256, (1,) * 256)),
     "b64-ragged": ("knee", Shape(tuple(128 * (1 + 7 * row % 64) - row for row in range(64)), (1,) * 64)),
@@ -60,6 +63,8 @@ _DECODE = {
     "b8-4k-page-16": ("small", Shape((4096,) * 8, (1,) * 8, page=16)),
     "b8-16k-window-4k": ("small", Shape((16384,) * 8, (1,) * 8, window=4096)),
     "b8-2k-16-heads": ("small", Shape((2048,) * 8, (1,) * 8, heads=16)),
+    "b8-8k-4-kv-heads": ("small", Shape((8192,) * 8, (1,) * 8, kv_heads=4)),
+    "b1-128k": ("small", Shape((131072,), (1,))),
 }
 _PREFILL = {
     "8k": ("large", Shape((8192,), (8192,))),
@@ -85,6 +90,7 @@ _GREEDY = {
     "b128-bf16": ("knee", Draws(128, temperature=0, dtype=torch.bfloat16)),
     "b8": ("small", Draws(8, temperature=0)),
 }
+COMPILED = (OURS, "liger", "xformers")
 MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul")
 
 
@@ -160,13 +166,12 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
         if case.module not in ops:
             continue
         op = ops[case.module]
-        rank = (SIZES.index(case.size), place)
-        found.append(Measurement(case.name, (*rank, 0), partial(_run, case, op, machine, None)))
-        for index, text in enumerate(configs.get(case.op, ()) if case.configs else ()):
-            found += [
-                Measurement(f"{case.name} [{describe(one)}]", (*rank, 1 + index), partial(_run, case, op, machine, one))
-                for one in config_grid(op, text)
-            ]
+        asked = [config for text in configs.get(case.op, ()) for config in config_grid(op, text)] if case.configs else []
+        for index, config in enumerate([None, *asked]):
+            name = case.name if config is None else f"{case.name} [{describe(config)}]"
+            rank = (SIZES.index(case.size), place, index)
+            run, compiled = (partial(what, case, op, machine, config) for what in (_run, _compile))
+            found.append(Measurement(name, rank, run, _EXPECTED_S, _LONGEST_S, compiled))
     return found
 
 
@@ -174,11 +179,11 @@ def config_grid(op: ModuleType, text: str) -> list[Any]:
     """`tile=64|128,stages=3|4`: Configs of the op with every combination, over the one that the op chooses itself (at head_dim 128)."""
     wanted = dict(part.split("=", 1) for part in text.split(","))
     default = default_config(op)
-    known = {field.name for field in dataclasses.fields(default)}
+    known = {field.name for field in fields(default)}
     if unknown := wanted.keys() - known:
         raise ValueError(f"{sorted(unknown)}: {op.__name__}.Config has {sorted(known)}")
     values = [[type(getattr(default, name))(int(one)) for one in choice.split("|")] for name, choice in wanted.items()]
-    return [dataclasses.replace(default, **dict(zip(wanted, chosen, strict=True))) for chosen in itertools.product(*values)]
+    return [replace(default, **dict(zip(wanted, chosen, strict=True))) for chosen in itertools.product(*values)]
 
 
 def default_config(op: ModuleType) -> Any:
@@ -187,9 +192,18 @@ def default_config(op: ModuleType) -> Any:
 
 
 def describe(config: Any) -> str:
-    return " ".join(f"{name}={value}" for name, value in dataclasses.asdict(config).items())
+    return " ".join(f"{name}={value}" for name, value in asdict(config).items())
 
 
 def _run(case: Case, op: ModuleType, machine: Machine, config: Any, ceilings: Ceilings) -> dict[str, Any]:
     torch.manual_seed(0)
     return {"op": case.op, "size": case.size} | measure(case.build(op, machine, config), machine, ceilings)
+
+
+def _compile(case: Case, op: ModuleType, machine: Machine, config: Any) -> None:
+    """Call each side that Triton compiles once, on one set of buffers. What is wrong with it is said when it is measured."""
+    sides = case.build(op, replace(machine, l2=0), config).sides
+    for make in (make for name, make in sides.items() if name in COMPILED):
+        with suppress(Exception):
+            make().calls[0]()
+    machine.released()

@@ -69,10 +69,13 @@ def buffer_sets(touched: int, l2: int, room: int) -> Sets:
     return Sets(count, resident=count < needed)
 
 
-def graph_calls(sets: int, floor_us: float) -> int:
-    """Calls in one graph: each set at least once, whole turns, and long enough that its launch is small beside it."""
-    wanted = min(_MOST_CALLS, max(_LEAST_CALLS if floor_us < _GRAPH_US else 1, math.ceil(_GRAPH_US / max(floor_us, LAUNCH_US))))
-    return sets * math.ceil(wanted / sets)
+def graph_calls(sets: int, floor_us: float, called_us: float) -> int:
+    """Calls in one graph: each set at least once, whole turns, and long enough that its launch is small beside it.
+
+    `called_us`: of a call without a graph. It counts where it is long: of short ones the host's part is the longer one."""
+    expected = called_us if called_us > _GRAPH_US else max(floor_us, LAUNCH_US)
+    wanted = max(_LEAST_CALLS if expected < _GRAPH_US else 1, math.ceil(_GRAPH_US / expected))
+    return sets * math.ceil(min(_MOST_CALLS, wanted) / sets)
 
 
 def replays(graph_us: float) -> int:
@@ -99,8 +102,8 @@ def reached(cost: Cost, ceilings: Ceilings, us: float) -> dict[str, float]:
 
 
 def verdict(ours: Timed, other: Timed) -> dict[str, float | str]:
-    """How often ours runs while the other runs once; faster or slower only beyond twice the larger spread."""
+    """How often ours runs while the other runs once; it is faster or slower only beyond twice the larger spread."""
     ratio = other.us / ours.us
     doubt = 2 * max(ours.spread, other.spread)
-    word = "faster" if ratio - 1 > doubt else "slower" if 1 / ratio - 1 > doubt else "equal"
+    word = "ours is faster" if ratio - 1 > doubt else "ours is slower" if 1 / ratio - 1 > doubt else "equal"
     return {"speed": round(ratio, 3), "verdict": word}

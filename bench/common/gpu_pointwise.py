@@ -8,6 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import gpu_peers
 import torch
 from gpu_device import Machine
 from gpu_numbers import Cost, buffer_sets
@@ -58,6 +59,7 @@ def rms_norm(op: ModuleType, rows: Rows, machine: Machine, limit: float) -> Tria
     sides: dict[str, Callable[[], Side]] = {
         OURS: lambda: Side([partial(op.rms_norm, x, weight, _EPS, out=y) for x, y in zip(hidden, out, strict=True)]),
         "torch": lambda: Side([partial(functional.rms_norm, x, (shape.width,), weight, _EPS) for x in hidden]),
+        **gpu_peers.rms_norm(machine.peers, hidden, weight, _EPS),
     }
     reference = partial(_normed, hidden[0], weight)
     return Trial(Cost(2 * size), sets.resident, sides, partial(spoil, out[0]), against(reference), limit)
@@ -106,6 +108,7 @@ def silu_mul(op: ModuleType, rows: Rows, machine: Machine, limit: float) -> Tria
     sides: dict[str, Callable[[], Side]] = {
         OURS: lambda: Side([partial(op.silu_mul, x, out=y) for x, y in zip(inputs, out, strict=True)]),
         "torch": lambda: Side([partial(torch_call, x) for x in inputs]),
+        **gpu_peers.silu_mul(machine.peers, inputs),
     }
     return Trial(Cost(size), sets.resident, sides, partial(spoil, out[0]), against(lambda: torch_call(inputs[0].double())), limit)
 

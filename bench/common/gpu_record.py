@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,11 +18,21 @@ ENDED = "the process ended during this measurement"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One entry of the document. `rank`: smaller ones tell more and come first. `run` takes the ceilings of this process."""
+    """One entry of the document. `rank`: smaller ones tell more and come first. `run` takes the ceilings of this process.
+
+    `expected_s`: how long it takes before one of its kind was measured; after `longest_s` something hangs. Its kind is the name's first
+    word. `compile` fills the cache of compiled kernels for it."""
 
     name: str
     rank: tuple[int, ...]
     run: Callable[[Ceilings], dict[str, Any]]
+    expected_s: float = 60.0
+    longest_s: float = 240.0
+    compile: Callable[[], None] | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.name.replace("/", " ").split(" ")[0]
 
 
 class OtherDevice(Exception):
@@ -85,14 +95,14 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, f"*{pattern}*") for pattern in patterns)
 
 
-def fits(spent: float, budget: float, longest: float) -> bool:
-    """Whether one more measurement, as long as the longest so far, ends in time. Seconds."""
-    return spent + longest <= budget
+def fits(one: Measurement, left_s: float, longest_s: Mapping[str, float]) -> bool:
+    """Whether it ends in time, if it takes as long as the longest of its kind so far."""
+    return longest_s.get(one.kind, one.expected_s) <= left_s
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """One line per measurement of a kernel: ours, then each baseline below it."""
-    head = ("measurement", "us", "% of", "ceiling", "error", "spread %", "speed", "remark")
+    head = ("measurement", "us", "% of", "floor by", "rate", "error", "spread %", "ours", "remark")
     lines = [head, *(line for name, result in results.items() if "sides" in result or "error" in result for line in _lines(name, result))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines)
@@ -100,7 +110,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def _lines(name: str, result: dict[str, Any]) -> Iterable[tuple[str, ...]]:
     if "error" in result:
-        yield (name, "", "", "", "", "", "", result["error"][:_REMARK])
+        yield (name, *[""] * 7, result["error"][:_REMARK])
         return
     for index, (side, found) in enumerate(result["sides"].items()):
         yield (
@@ -108,11 +118,24 @@ def _lines(name: str, result: dict[str, Any]) -> Iterable[tuple[str, ...]]:
             _number(found.get("us"), 2),
             _number(found.get("percent"), 1),
             result.get("limit", ""),
+            _rate(found, result.get("limit", "")),
             "" if found.get("error") is None else f"{found['error']:.1e}",
             _number(found.get("spread_percent"), 1),
             _number(found.get("speed"), 2),
             (found.get("failed") or "")[:_REMARK] or found.get("verdict") or ("L2-resident" if result.get("l2_resident") else ""),
         )
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """Of ours, in a few words."""
+    found = next(iter(result.get("sides", {}).values()), result)
+    words = [f"{found[name]} {unit}" for name, unit in (("us", "us"), ("percent", "%")) if name in found]
+    return found.get("failed") or result.get("error") or ", ".join([*words, _rate(found, result.get("limit", ""))])
+
+
+def _rate(found: Mapping[str, Any], limit: str) -> str:
+    name, unit = ("tflop_s", "TFLOP/s") if limit == "flops" else ("gb_s", "GB/s")
+    return f"{found[name]:.0f} {unit}" if name in found else ""
 
 
 def _number(value: float | None, digits: int) -> str:

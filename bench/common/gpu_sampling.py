@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+import gpu_peers
 import torch
 from gpu_device import Machine
 from gpu_numbers import Cost, buffer_sets
@@ -71,7 +73,8 @@ def trial(op: ModuleType, draws: Draws, machine: Machine) -> Trial:
             return Side([partial(_torch_greedy, one) for one in logits])
         return Side([partial(_torch_sort, one, draws) for one in logits], judge=partial(_allowed, logits[0], draws))
 
-    sides: dict[str, Callable[[], Side]] = {OURS: ours, "torch": theirs}
+    others = gpu_peers.sample(machine.peers, logits, draws, partial(_allowed, logits[0], draws))
+    sides: dict[str, Callable[[], Side]] = {OURS: ours, "torch": theirs, **others}
     judge = partial(_judge, logits[0], draws, seeds, positions)
     return Trial(Cost(size), sets.resident, sides, partial(spoil, *out), judge, _FEW)
 
@@ -103,9 +106,10 @@ def _torch_sort(logits: Tensor, draws: Draws) -> Tensor:
         scaled, ids = scaled.sort(dim=-1, descending=True)
         if draws.top_k:
             scaled = scaled.masked_fill(scaled < scaled[:, draws.top_k - 1 : draws.top_k], -torch.inf)
+        if draws.min_p:
+            scaled = scaled.masked_fill(scaled < scaled[:, :1] + math.log(draws.min_p), -torch.inf)
         share = scaled.softmax(dim=-1)
-        cut = (share.cumsum(dim=-1) - share >= draws.top_p) | (share < draws.min_p * share[:, :1])
-        scaled = scaled.masked_fill(cut, -torch.inf)
+        scaled = scaled.masked_fill(share.cumsum(dim=-1) - share >= draws.top_p, -torch.inf)
     share = scaled.softmax(dim=-1)
     at = (share / torch.empty_like(share).exponential_()).argmax(dim=-1, keepdim=True)
     return (at if ids is None else ids.gather(1, at))[:, 0]

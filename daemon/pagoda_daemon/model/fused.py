@@ -1,7 +1,8 @@
-"""FusedDecoder: the forward pass of a dense decoder out of the GPU's fused ops and cuBLAS. Called by `runner.gpu`.
+"""FusedDecoder: the forward pass out of the GPU's fused ops and cuBLAS. Called by `runner.gpu`.
 
-Computes what `model.decoder` computes, with the same roundings, in eight launches per layer instead of about forty: that one is its judge.
-Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph.
+Computes what `model.decoder` computes, with the same roundings, in ten launches per layer instead of about forty: that one is its judge.
+Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph; layers of experts and tokens with an adapter
+are the exceptions, computed by torch in between.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import Protocol
 
 import torch
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from pagoda_kernels.gpu.rope_kv_write import HeadNorms, Place, Turn, rope_kv_write
+from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
 from pagoda_kernels.gpu.silu_mul import silu_mul
 from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec
+from pagoda_daemon.model.lowrank import Adapted, add_low_rank
+from pagoda_daemon.model.moe import mix_experts
 from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.rope import rope_table
 from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
@@ -35,19 +38,19 @@ class Attention(Protocol):
 @dataclass(frozen=True, slots=True)
 class FusedStep:
     """A step's tokens, all on the device: ids and positions int32 [tokens], the slots of their keys and values int64 [tokens] (-1: none),
-    and the flat indexes int64 of those whose states are wanted; None: all, in order."""
+    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted`: as in `decoder.Flat`."""
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     wanted: Tensor | None
     attention: Attention
+    adapted: Adapted | None = None
+    adapted_wanted: Adapted | None = None
 
 
 def not_fused(spec: ModelSpec) -> str | None:
     """Why a model is not for the fused ops; None when it is."""
-    if any(spec.sparse):
-        return "experts are computed by torch"
     if spec.head_dim < _LEAST_DIM:
         return f"heads of {spec.head_dim} are narrower than {_LEAST_DIM}"
     return None
@@ -70,22 +73,23 @@ class FusedDecoder:
         """Write the tokens' keys and values into `layers`, one KV tensor each; [wanted, hidden], the last layer's output after the norm."""
         turn = Turn(*self._tables, step.positions)
         hidden = self.weights.embedding.index_select(0, step.token_ids)
-        normed = rms_norm(hidden, self.weights.layers[0].attention_norm, self.spec.norm_eps)
+        normed, adapted = rms_norm(hidden, self.weights.layers[0].attention_norm, self.spec.norm_eps), step.adapted
         for index, layer in enumerate(self.weights.layers):
-            mixed = self._mixed(index, normed, turn, Place(layers[index], step.slots), step.attention)
+            mixed = self._mixed(index, normed, (turn, KvPlace(layers[index], step.slots)), step)
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
-            normed = add_rms_norm(_apply(mixed, layer.output), hidden, layer.mlp_norm, self.spec.norm_eps)
-            down = _mlp(layer, normed)
-            normed = add_rms_norm(down, hidden, self._norm_behind(index), self.spec.norm_eps)
+                adapted = step.adapted_wanted
+            output = add_low_rank(_apply(mixed, layer.output), mixed, adapted, index, "output")
+            normed = add_rms_norm(output, hidden, layer.mlp_norm, self.spec.norm_eps)
+            normed = add_rms_norm(_mlp(layer, normed, adapted, index), hidden, self._norm_behind(index), self.spec.norm_eps)
         return normed
 
-    def _mixed(self, index: int, normed: Tensor, turn: Turn, place: Place, attention: Attention) -> Tensor:
+    def _mixed(self, index: int, normed: Tensor, where: tuple[Turn, KvPlace], step: FusedStep) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]
-        fused = _apply(normed, layer.qkv)
+        fused = add_low_rank(_apply(normed, layer.qkv), normed, step.adapted, index, "qkv")
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
-        rope_kv_write(fused, turn, place, self._norms[index], query=query)
-        return attention.attend(query, place.kv, spec.windows[index]).flatten(1)
+        rope_kv_write(fused, *where, self._norms[index], query=query)
+        return step.attention.attend(query, where[1].kv, spec.windows[index]).flatten(1)
 
     def _norm_behind(self, index: int) -> Tensor:
         """The norm that reads what layer `index` leaves."""
@@ -93,10 +97,11 @@ class FusedDecoder:
         return self.weights.norm if following == len(self.weights.layers) else self.weights.layers[following].attention_norm
 
 
-def _mlp(layer: Layer, normed: Tensor) -> Tensor:
-    if not isinstance(layer.mlp, Mlp):
-        raise TypeError("a layer of experts is not for the fused ops: `not_fused` says so beforehand")
-    return _apply(silu_mul(_apply(normed, layer.mlp.gate_up)), layer.mlp.down)
+def _mlp(layer: Layer, normed: Tensor, adapted: Adapted | None, index: int) -> Tensor:
+    if isinstance(layer.mlp, Mlp):
+        inner = silu_mul(add_low_rank(_apply(normed, layer.mlp.gate_up), normed, adapted, index, "gate_up"))
+        return add_low_rank(_apply(inner, layer.mlp.down), inner, adapted, index, "down")
+    return mix_experts(normed, layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
 
 
 def _apply(hidden: Tensor, weights: Linear) -> Tensor:

@@ -142,7 +142,7 @@ def reduction(original: Method) -> Method:
 
 def _narrowed(out: Any, dtype: tl.dtype) -> Any:
     """`out` in the dtype of its input, where that is bf16 or fp8: an index stays what it is."""
-    if not (is_small(dtype) and out.dtype == tl.float32):
+    if not is_small(dtype):
         return out
     return type(out)(_handle(out.handle.data, dtype), tl.block_type(dtype, list(out.shape)) if out.shape else dtype)
 

@@ -7,6 +7,7 @@ from `last`, on the device: the host may not know them yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.fused import FusedDecoder, FusedStep
+from pagoda_daemon.model.lowrank import Adapter, adapted
 from pagoda_daemon.runner.gpu.attending import StepAttention, decodes_of, prompts_of
 from pagoda_daemon.runner.gpu.graphs import DecodeGraphs
 from pagoda_daemon.runner.gpu.inputs import Arrays, Shape, bucket_of, buckets, leading, mixed_arrays, work_name
@@ -40,6 +42,7 @@ class GpuForward:
         self._staging = Staging(place)
         self._last = torch.zeros(shape.spare_row + 1, dtype=torch.int32, device=place)
         self._scratch = self._scratch_of(_MOST_ITEMS)
+        self.adapters: dict[int, Adapter] = {}
         self._graphs: DecodeGraphs | None = None
         self._buckets: tuple[int, ...] = ()
 
@@ -65,11 +68,18 @@ class GpuForward:
     def states(self, plan: StepPlan, wanted: NDArray[np.int64]) -> Tensor:
         """[wanted, hidden]: what the head makes the logits of."""
         arrays = mixed_arrays(plan, self._shape, wanted)
-        return self._states(self._staging.send(arrays), leading(plan), self._room_for(arrays), sent_all=False)
+        sent = self._staging.send(arrays)
+        step = self._step(sent, leading(plan), self._room_for(arrays))
+        if plan.adapters is None:
+            return self.decoder.states(replace(step, wanted=sent["wanted"]), self.kv.data)
+        slots = np.repeat(plan.adapters, np.diff(plan.starts))
+        mine, wanted_too = (adapted(part, self.adapters, self.kv.data.device) for part in (slots, slots[wanted]))
+        return self.decoder.states(replace(step, wanted=sent["wanted"], adapted=mine, adapted_wanted=wanted_too), self.kv.data)
 
     def note(self, rows: Tensor, tokens: Tensor) -> None:
-        """`rows` int64 have sampled `tokens` int32."""
-        self._last.index_copy_(0, rows, tokens)
+        """`rows` int64 have sampled `tokens` int32. What a row without a finite logit sampled is any number; the next step, which may be
+        launched already, must find an id of the vocabulary: one outside of it ends the process's use of the device."""
+        self._last.index_copy_(0, rows, tokens.clamp(0, self.decoder.spec.vocab_size - 1))
 
     def copy_blocks(self, pairs: Ints) -> None:
         """As `runner.forward.Forward`."""
@@ -77,24 +87,24 @@ class GpuForward:
 
     def _replayed(self, plan: StepPlan, wanted: NDArray[np.int64]) -> Tensor | None:
         bucket = bucket_of(plan.rows.size, self._buckets) if self._graphs is not None else None
-        if bucket is None or plan.token_ids.size != plan.rows.size or wanted.size != plan.rows.size or self._graphs is None:
+        alone = plan.token_ids.size == plan.rows.size == wanted.size and plan.adapters is None
+        if bucket is None or not alone or self._graphs is None:
             return None
         found = self._graphs.replay(plan, bucket, self._staging)
         return None if found is None else found[0]
 
     def _decode(self, sent: Mapping[str, Tensor], rows: int, logits: Tensor) -> None:
         """What a graph holds."""
-        self.decoder.head(self._states(sent, rows, self._scratch, sent_all=True), logits)
+        self.decoder.head(self.decoder.states(self._step(sent, rows, self._scratch), self.kv.data), logits)
 
-    def _states(self, sent: Mapping[str, Tensor], decodes: int, scratch: DecodeScratch, *, sent_all: bool) -> Tensor:
+    def _step(self, sent: Mapping[str, Tensor], decodes: int, scratch: DecodeScratch) -> FusedStep:
         shape, known = self._shape, sent["token_ids"]
         ids = torch.where(known == LAST_SAMPLED, self._last.index_select(0, sent["rows"]), known)
         attention = StepAttention(
             decodes_of(sent, shape.windows, decodes, shape.block_size, scratch) if decodes else None,
             prompts_of(sent, shape.block_size) if known.numel() > decodes else None,
         )
-        step = FusedStep(ids, sent["positions"], sent["slots"], None if sent_all else sent["wanted"], attention)
-        return self.decoder.states(step, self.kv.data)
+        return FusedStep(ids, sent["positions"], sent["slots"], None, attention)
 
     def _room_for(self, arrays: Arrays) -> DecodeScratch:
         """The scratch of the graphs; a larger one where a step has more pieces than they may."""

@@ -39,6 +39,7 @@ class DecodeGraphs:
         self._logits = logits
         self._words = torch.zeros(0, dtype=torch.int32, device=logits.device)
         self._graphs: dict[int, _Captured] = {}
+        self._last: torch.cuda.CUDAGraph | None = None
 
     def capture(self, rows: tuple[int, ...], compute: Pass, note: Callable[[float], None]) -> None:
         """Capture `compute` for each number of `rows`, ascending; `note` hears the share done."""
@@ -55,9 +56,16 @@ class DecodeGraphs:
         if arrays["tables"].size > self._table_words or any(arrays[work_name(w)][0] > self._items for w in self._shape.windows):
             return None
         staging.send_to(self._words, arrays, captured.where)
+        self._last = captured.graph
         captured.graph.replay()
         count = plan.rows.size
         return captured.logits[:count], self._words[captured.where["rows"]].view(torch.int64)[:count]
+
+    def replay_last(self) -> None:
+        """The same step once more, for whoever times it."""
+        if self._last is None:
+            raise RuntimeError("no graph was replayed yet")
+        self._last.replay()
 
     def _captured(self, rows: int, compute: Pass) -> _Captured:
         arrays = _empty(self._shape, rows)

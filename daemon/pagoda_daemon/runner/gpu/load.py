@@ -13,23 +13,26 @@ from typing import Final
 import numpy as np
 import structlog
 import torch
-from pagoda_contracts.launch import DaemonConfig, EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
 
 from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.lora.load import Bounds, load_adapter
+from pagoda_daemon.lora.modules import adapter_bytes
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.fused import FusedDecoder, not_fused
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.runner.gpu.forward import GpuForward
 from pagoda_daemon.runner.gpu.inputs import Shape, buckets
 from pagoda_daemon.runner.gpu.worker import GpuWorker
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
-from pagoda_daemon.runner.place import computed_by, memory_at, place_of
+from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
 
 _READING: Final = 0.8
 """Share of the progress that is the weights'."""
@@ -50,8 +53,6 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
         return "deterministic"
     if engine.quantization is not None:
         return f"quantization {engine.quantization}"
-    if config.adapters is not None:
-        return "adapters"
     return not_fused(read_spec(Path(config.model.path)))
 
 
@@ -61,7 +62,7 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     spec, host = read_spec(directory), Host()
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
-    size, memory = weight_bytes(spec, _DTYPE), memory_at(place, host)
+    size, memory = weight_bytes(spec, _DTYPE) + _adapters_bytes(config, spec), memory_at(place, host)
     asked = needs(spec, engine, size, _DTYPE.itemsize, gathers=False)
     most = kv_shape(engine, replace(asked, step_bytes=0), memory).max_model_len  # refuses at once what can never fit
     with place:
@@ -71,11 +72,24 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, "")
-    by = computed_by(place, threads, native=False)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, by)
+    by = computed_by(place, threads, native=False), uuid_of(place)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
+    worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
     return worker
+
+
+def _adapters_bytes(config: DaemonConfig, spec: ModelSpec) -> int:
+    lora = config.adapters
+    return 0 if lora is None else lora.max_loaded * adapter_bytes(spec, lora.max_rank, _DTYPE.itemsize)
+
+
+def _adapter_store(lora: AdaptersConfig, spec: ModelSpec, forward: GpuForward) -> AdapterStore:
+    def read(directory: Path, root: Path | None) -> Readable:
+        return load_adapter(directory, spec, forward.decoder.weights.norm, Bounds(lora.max_rank, root))
+
+    return AdapterStore.of(lora, read, forward.adapters)
 
 
 def warm_worker(
@@ -91,7 +105,7 @@ def warm_worker(
     forward = GpuForward(decoder, kv, shape, engine.max_concurrency)
     worker = GpuWorker(forward, limits)
     worker.probe()
-    if graphs and place.type == "cuda":
+    if graphs and place.type == "cuda" and not any(spec.sparse):  # how many tokens an expert gets is read on the host
         with torch.inference_mode():
             forward.capture(limits.max_model_len, note)
         worker.probe()

@@ -35,13 +35,12 @@ def test_rounding_is_torchs_bit_for_bit(dtype):
     assert torch.equal(bits(out), bits(x.clamp(-largest, largest).to(dtype)))
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(1000.0, 448.0), (float("inf"), 448.0), (float("-inf"), -448.0), (float("nan"), float("nan"))]
-)
-def test_fp8_saturates(value, expected):
-    out = torch.empty(1, dtype=torch.float8_e4m3fn)
-    cast[(1,)](torch.tensor([value]), out, 1, 1)
-    assert torch.equal(out.float().nan_to_num(7), torch.tensor([expected]).nan_to_num(7))
+@pytest.mark.parametrize("dtype", SMALL[1:])
+def test_fp8_saturates(dtype):
+    x, largest = torch.tensor([1e6, float("inf"), float("-inf"), float("nan")]), torch.finfo(dtype).max
+    cast[(1,)](x, out := torch.empty(4, dtype=dtype), 4, 4)
+    assert out.float()[:3].tolist() == [largest, largest, -largest]
+    assert out.float()[3].isnan()
 
 
 @pytest.mark.parametrize("dtype", SMALL)
@@ -67,7 +66,12 @@ def arithmetic(x_ptr, y_ptr, out_ptr, OP: tl.constexpr, BLOCK: tl.constexpr):
     elif OP == "where":
         z = tl.where(x < y, x, y)
     elif OP == "clamp":
-        z = tl.clamp(x, tl.full((BLOCK,), -0.5, tl.float32).to(x.dtype), tl.full((BLOCK,), 0.5, tl.float32).to(x.dtype))
+        z = tl.clamp(
+            x,
+            tl.full((BLOCK,), -0.5, tl.float32).to(x.dtype),
+            tl.full((BLOCK,), 0.5, tl.float32).to(x.dtype),
+            propagate_nan=tl.PropagateNan.ALL,
+        )
     else:
         z = tl.fma(x, y, x)
     tl.store(out_ptr + at, z.to(out_ptr.dtype.element_ty))
@@ -183,6 +187,11 @@ def test_a_gap_of_a_strided_view_is_out_of_bounds():
     out = torch.empty(4, 24)
     copy[(4,)](x, out, 32, 24, 0, True, 32)
     assert torch.equal(x, out)
+
+
+def test_a_gap_between_elements_is_out_of_bounds():
+    with pytest.raises(KernelFault, match=r"load out of bounds in program 0: 4 lanes"):
+        copy[(1,)](numbers(16)[::2], torch.empty(8), 8, 8, 0, True, 8)
 
 
 def test_a_transposed_view_is_all_of_its_elements():

@@ -1,0 +1,48 @@
+"""Copies of whole blocks inside the paged cache, in all layers. Called by the daemon's runner for a GPU, between steps."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagoda_kernels.gpu.rows import check_rows
+
+_PART = 4096  # elements of a program: four 128-bit loads of bf16 in flight per thread of 4 warps
+_WARPS = 4
+
+
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["pairs"])
+def _copy_blocks_kernel(kv, staged, pairs, blocks, BLOCK: tl.constexpr, PART: tl.constexpr, OUT: tl.constexpr):
+    """A plane is one layer's keys, or its values: `blocks` blocks of BLOCK elements."""
+    pair, plane = tl.program_id(0), tl.program_id(1)
+    element = tl.program_id(2) * PART + tl.arange(0, PART)
+    inside = element < BLOCK
+    block = tl.load(pairs + 2 * pair + OUT).to(tl.int64)
+    in_pool = kv + (plane.to(tl.int64) * blocks + block) * BLOCK + element
+    in_staged = staged + (pair.to(tl.int64) * tl.num_programs(1) + plane) * BLOCK + element
+    if OUT:
+        tl.store(in_pool, tl.load(in_staged, mask=inside), mask=inside)
+    else:
+        tl.store(in_staged, tl.load(in_pool, mask=inside), mask=inside)
+
+
+def copy_blocks(kv_all: Tensor, pairs: Tensor, block_size: int) -> None:
+    """Copy block `pairs[i, 0]` over block `pairs[i, 1]` in every layer of `kv_all` [layers, 2, slots, kv_heads, head_dim], in place.
+
+    `pairs` int32 [n, 2] on the device; a block may be the source of several pairs, and one pair's destination another's source: all
+    sources are read before anything is written, into memory taken for the call: not for a CUDA graph. No two pairs have one destination.
+    ValueError where a tensor is not contiguous or `slots` not a multiple of `block_size`.
+    """
+    layers, _, slots, kv_heads, head_dim = kv_all.shape
+    check_rows((kv_all,), (layers, 2, slots, kv_heads, head_dim), kv_all.dtype)
+    check_rows((pairs,), (len(pairs), 2), torch.int32)
+    if slots % block_size:
+        raise ValueError(f"{slots} slots are not whole blocks of {block_size}")
+    block = block_size * kv_heads * head_dim
+    staged = kv_all.new_empty(len(pairs), 2 * layers, block)
+    grid = (len(pairs), 2 * layers, triton.cdiv(block, _PART))
+    if staged.numel():
+        for out in (False, True):
+            _copy_blocks_kernel[grid](kv_all, staged, pairs, slots // block_size, BLOCK=block, PART=_PART, OUT=out, num_warps=_WARPS)

@@ -1,0 +1,44 @@
+"""The gate of a gated MLP: silu of the first half of each row, times its second half. Called by the daemon's runner for a GPU.
+
+Roundings are those of the daemon's torch ops: silu in fp32, rounded to the dtype, then times the second half in it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagoda_kernels.gpu.rows import check_rows
+
+_BLOCK = 1024  # columns of a program: 8 to a thread of 4 warps, one 128-bit load of bf16 from each half
+_WARPS = 4
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)  # tokens * 2 * width may exceed 2^31
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    first = gate_up + token * (2 * WIDTH) + columns
+    gate = tl.load(first, mask=inside, other=0.0)
+    up = tl.load(first + WIDTH, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    product = silu.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + token * WIDTH + columns, product.to(gate.dtype), mask=inside)
+
+
+def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """silu of `gate_up[:, :width]` times `gate_up[:, width:]`: [tokens, 2 * width] to [tokens, width], into `out` where given.
+
+    fp32, bf16 or fp16, contiguous, both of one dtype: ValueError otherwise.
+    """
+    tokens, doubled = gate_up.shape
+    width = doubled // 2
+    out = gate_up.new_empty(tokens, width) if out is None else out
+    check_rows((gate_up,), (tokens, 2 * width), gate_up.dtype)
+    check_rows((out,), (tokens, width), gate_up.dtype)
+    if tokens:
+        _silu_mul_kernel[(tokens, triton.cdiv(width, _BLOCK))](gate_up, out, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS)
+    return out
