@@ -4,8 +4,10 @@
 Prints JSON, and a table on standard error. Each result is proven against float64 before it is timed; times are medians of graphs that
 are replayed in turn. `--out` is written after each measurement, and a second run skips what it holds, unless `--again`.
 `--configs 'paged_attention_decode:tile=64|128,stages=3|4'` measures these beside the kernel's own choice. `--dry`: tiny shapes, each
-call once, no times; needs no GPU. Ends with 2 without a GPU, and with 3 when a kernel broke the device's state: run it again, and it goes
-on behind that kernel.
+call once, no times; needs no GPU.
+
+Ends with 2 without a GPU. When a kernel hangs (1, after 30 s) or breaks the device's state (3), run it again with the same `--out`: it goes
+on behind that kernel, which stands in the document as failed.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="measure what --out holds already, too")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds")
     parser.add_argument("--dry", action="store_true", help="on the CPU")
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels before anything is measured")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile the kernels first: for many --configs")
     parser.add_argument("--share", type=_share, help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="what would be measured, in order")
     return parser.parse_args(argv)

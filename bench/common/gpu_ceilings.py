@@ -24,6 +24,7 @@ def ceilings(machine: Machine) -> Ceilings:
             extra[name] = round(_matmul(machine, make), 1)
         except Exception as wrong:  # noqa: BLE001 - the device may not have it, in any way
             extra[name] = message(wrong)
+    extra["read_gb_s"] = round(_read(machine), 1)
     extra["small_kernel_us"] = round(_us(machine, partial(machine.randn(16).add_, 1), 0.0), 3)
     return Ceilings(_copy(machine), _matmul(machine, _bf16), extra)
 
@@ -40,6 +41,12 @@ def _copy(machine: Machine) -> float:
     # A copy in a graph goes through the copy engines, which reach 2.7 TB/s on an H200; a kernel reaches 4.2.
     calls = (partial(target.copy_, source), partial(torch.bitwise_not, source, out=target))
     return max(2 * _COPIED / _us(machine, call, _LONG_US) / 1e3 for call in calls)
+
+
+def _read(machine: Machine) -> float:
+    """GB/s, read alone: what attention for decode does is nearer to this than to a copy."""
+    numbers = machine.randn(_COPIED // 4, dtype=torch.float32)
+    return _COPIED / _us(machine, partial(torch.sum, numbers), _LONG_US) / 1e3
 
 
 def _matmul(machine: Machine, make: Callable[[Machine], Call]) -> float:

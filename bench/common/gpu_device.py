@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,7 @@ class Machine:
             return {}
         graphs = {}
         for name, calls in sides.items():
-            count = graph_calls(len(calls), floor_us)
+            count = graph_calls(len(calls), floor_us, _called_us(calls[0]))
             graphs[name] = _captured([calls[index % len(calls)] for index in range(count)])[0], count
         often = {}
         for name, (graph, _) in graphs.items():
@@ -109,6 +110,15 @@ def _captured(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, Any]:
         for call in calls:
             found = call()
     return graph, found
+
+
+def _called_us(call: Call) -> float:
+    """Microseconds of a call that was warm already, the host's part included."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begun) * 1e6
 
 
 def _sample_us(graph: torch.cuda.CUDAGraph, count: int) -> float:

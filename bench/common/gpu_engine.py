@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from gpu_device import Machine
 from gpu_numbers import Ceilings
@@ -35,6 +36,7 @@ from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.replicas.engine import LocalWire
 
+_REPLAYS = 20
 VARIANTS = ("overlap", "graphs", "fused", "eager")
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
@@ -150,7 +152,7 @@ def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLi
         with model.weights.norm.device:
             kv = KvCache(model.spec, limits.blocks_total + 1, limits.block_size, torch.bfloat16)
             return ModelWorker(TorchForward(Decoder(model.spec, model.weights, limits.max_model_len), kv), limits)
-    from pagoda_daemon.runner.gpu.load import warm_worker  # not for `eager`: it needs Triton
+    from pagoda_daemon.gpu.load import warm_worker  # not for `eager`: it needs Triton
 
     worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant != "fused")
     return worker if variant == "overlap" else Sync(worker)
@@ -164,7 +166,13 @@ class Served:
         self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))
         self._vocab = limits.vocab_size
         self._names = 0
-        engine_loop = Engine(self._wire, engine, lambda _progress: worker_of(model, variant, engine, limits), _now_ms)
+        self.worker: Worker | None = None
+
+        def build(_progress: Any) -> Worker:
+            self.worker = worker_of(model, variant, engine, limits)
+            return self.worker
+
+        engine_loop = Engine(self._wire, engine, build, _now_ms)
         self._thread = threading.Thread(target=engine_loop.run, args=(lambda: False,), daemon=True)
         begun = time.perf_counter()
         self._thread.start()
@@ -249,8 +257,35 @@ def measure(name: str, variant: str, points: tuple[Point, ...], machine: Machine
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
         result = served.run(point)
         found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+        if (device := _graph_ms(served.worker, point)) is not None:
+            found["points"][point.name]["graph_ms"] = device
     served.close()
     return found
+
+
+def _graph_ms(worker: Worker | None, point: Point) -> float | None:
+    """How long the device alone takes for a step that decodes in the middle of the answers: what a step takes beyond is the host's."""
+    forward: Any = getattr(worker, "forward", None)
+    graphs: Any = getattr(forward, "_graphs", None)
+    if graphs is None:
+        return None
+    with torch.inference_mode():
+        forward.logits(_middle(point, forward.kv.block_size), np.arange(point.rows))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(_REPLAYS):
+        graphs.replay_last()
+    end.record()
+    end.synchronize()
+    return round(begin.elapsed_time(end) / _REPLAYS, 3)
+
+
+def _middle(point: Point, block_size: int) -> StepPlan:
+    rows, length = np.arange(point.rows, dtype=np.int32), point.prompt + point.answer // 2
+    width = -(-length // block_size)
+    tables = np.arange(point.rows * width, dtype=np.int32).reshape(point.rows, width)
+    starts = np.arange(point.rows + 1, dtype=np.int32)
+    return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_))
 
 
 def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:

@@ -69,10 +69,13 @@ def buffer_sets(touched: int, l2: int, room: int) -> Sets:
     return Sets(count, resident=count < needed)
 
 
-def graph_calls(sets: int, floor_us: float) -> int:
-    """Calls in one graph: each set at least once, whole turns, and long enough that its launch is small beside it."""
-    wanted = min(_MOST_CALLS, max(_LEAST_CALLS if floor_us < _GRAPH_US else 1, math.ceil(_GRAPH_US / max(floor_us, LAUNCH_US))))
-    return sets * math.ceil(wanted / sets)
+def graph_calls(sets: int, floor_us: float, called_us: float) -> int:
+    """Calls in one graph: each set at least once, whole turns, and long enough that its launch is small beside it.
+
+    `called_us`: of a call without a graph. It counts where it is long: of short ones the host's part is the longer one."""
+    expected = called_us if called_us > _GRAPH_US else max(floor_us, LAUNCH_US)
+    wanted = max(_LEAST_CALLS if expected < _GRAPH_US else 1, math.ceil(_GRAPH_US / expected))
+    return sets * math.ceil(min(_MOST_CALLS, wanted) / sets)
 
 
 def replays(graph_us: float) -> int:

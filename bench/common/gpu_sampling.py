@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,9 +106,10 @@ def _torch_sort(logits: Tensor, draws: Draws) -> Tensor:
         scaled, ids = scaled.sort(dim=-1, descending=True)
         if draws.top_k:
             scaled = scaled.masked_fill(scaled < scaled[:, draws.top_k - 1 : draws.top_k], -torch.inf)
+        if draws.min_p:
+            scaled = scaled.masked_fill(scaled < scaled[:, :1] + math.log(draws.min_p), -torch.inf)
         share = scaled.softmax(dim=-1)
-        cut = (share.cumsum(dim=-1) - share >= draws.top_p) | (share < draws.min_p * share[:, :1])
-        scaled = scaled.masked_fill(cut, -torch.inf)
+        scaled = scaled.masked_fill(share.cumsum(dim=-1) - share >= draws.top_p, -torch.inf)
     share = scaled.softmax(dim=-1)
     at = (share / torch.empty_like(share).exponential_()).argmax(dim=-1, keepdim=True)
     return (at if ids is None else ids.gather(1, at))[:, 0]

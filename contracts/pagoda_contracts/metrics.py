@@ -191,6 +191,23 @@ LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of 
 ENGINE_HEARTBEAT_AGE: Final = _gauge("pagoda_daemon_engine_heartbeat_age_seconds", "Age of the engine's heartbeat")
 STEP_AGE_RATIO: Final = _gauge("pagoda_daemon_step_age_ratio", "Age of the step under way over its predicted length, 0 when idle")
 DEEP_CHECKS: Final = _counter("pagoda_daemon_deep_checks", "Deep checks by outcome: right, wrong, late, error", "outcome")
+DEVICE_INFO: Final = _gauge(
+    "pagoda_device_info",
+    "The GPU or the MIG slice that the replica computes on, by NVML; always 1. No series of pagoda_device_* if NVML reads no device",
+    *("uuid", "device", "driver", "gpu_instance", "compute_instance"),
+)
+DEVICE_STATE: Final = _gauge("pagoda_device_state", "1 for what the device is: ok, degraded, or failed (out of routing)", "state")
+DEVICE_MEMORY: Final = _gauge("pagoda_device_memory_bytes", "Memory of the device, used or free; of a MIG slice its own", "state")
+DEVICE_CELSIUS: Final = _gauge("pagoda_device_temperature_celsius", "Temperature of the GPU")
+DEVICE_ECC: Final = _counter(
+    "pagoda_device_uncorrected_errors", "Memory errors of the GPU that ECC could not correct, since its driver was loaded"
+)
+DEVICE_REMAP: Final = _gauge(
+    "pagoda_device_row_remap", "1 if replacing a broken row of memory is pending (until a reset), or failed", "state"
+)
+DEVICE_THROTTLED: Final = _gauge("pagoda_device_throttled", "1 for what holds the clock of the GPU down", "reason")
+DEVICE_XIDS: Final = _counter("pagoda_device_xid_errors", "Xid errors of the device since the model was loaded, by number", "xid")
+DEVICE_READ_AGE: Final = _gauge("pagoda_device_read_age_seconds", "Since NVML was last read; more than a minute: the driver hangs")
 BUILD_INFO: Final = Metric("pagoda_daemon_build_info", "gauge", "What this replica runs; always 1", ("version", "revision"))
 
 # What a replica exports, in this order.
@@ -210,7 +227,8 @@ DAEMON_OWN: Final = (
     *(FINE_FIRST_TOKEN, FINE_INTER_TOKEN, FINE_PER_TOKEN, FINE_PREPARE, FINE_QUEUE, FINE_PREFILL, STEP_SECONDS, CHUNKS),
     *(SLO_TARGET, SLO_REQUESTS, GOODPUT_TOKENS, REFUSALS, RESPONSES),
     *(PHASE, IN_FLIGHT, PREPARING, WAITING_TOKENS, KV_BLOCKS, STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE, STEP_AGE_RATIO),
-    *(DEEP_CHECKS, BUILD_INFO),
+    *(DEEP_CHECKS, BUILD_INFO, DEVICE_INFO, DEVICE_STATE, DEVICE_MEMORY, DEVICE_CELSIUS, DEVICE_ECC, DEVICE_REMAP, DEVICE_THROTTLED),
+    *(DEVICE_XIDS, DEVICE_READ_AGE),
 )
 DAEMON_PROCESS: Final = (PROCESS_CPU, PROCESS_OPEN_FDS, PROCESS_MAX_FDS, PROCESS_VIRTUAL, PROCESS_RESIDENT, PROCESS_START)
 DAEMON: Final = (*DAEMON_VLLM, *DAEMON_HTTP, *DAEMON_PROCESS, *DAEMON_OWN)

@@ -42,11 +42,20 @@ def facts(path: Path) -> Facts:
     functions = nodes[ast.FunctionDef] + nodes[ast.AsyncFunctionDef]
     return Facts(
         ast.get_docstring(module),
-        [(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1) for node in functions],
+        [
+            (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1)
+            for node in functions
+            if not is_kernel(node)
+        ],
         imported(nodes),
         strings(nodes),
         called(nodes),
     )
+
+
+def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Of a kernel in Triton: what it calls is compiled into it, and its loop has to stand in one place to be pipelined."""
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
 
 
 def walked(module: ast.Module) -> dict[type, list[ast.AST]]:

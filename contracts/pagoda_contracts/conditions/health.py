@@ -9,8 +9,9 @@ from pagoda_contracts.conditions.types import DEGRADED, Reason
 DEVICE_FAULT: Final = Reason(
     "DeviceFault",
     DEGRADED,
-    "The device of a replica is reported as faulty, by the node or by an annotation of the pod. The operator starts a successor.",
-    "Repair or cordon the node. A successor on the same node would be unhealthy too.",
+    "The device of a replica is reported as faulty, by the replica itself, by the node or by an annotation of the pod. "
+    "The operator starts a successor.",
+    "Reset or repair the device, or cordon the node. A successor on the same node may be unhealthy too.",
 )
 DEEP_CHECK_FAILED: Final = Reason(
     "DeepCheckFailed",

@@ -61,7 +61,7 @@ class WatchStateRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., interval_ms: _Optional[int] = ..., no_prefixes: _Optional[bool] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "preparing", "prefill_tokens", "requests_admitted", "requests_ended", "blocks_used", "blocks_free", "blocks_total", "block_size", "blocks_cached", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us", "warm_ms")
+    __slots__ = ("sequence", "sent_at_ms", "phase", "version", "served_names", "revision", "running", "waiting", "waiting_tokens", "in_flight", "max_concurrency", "preparing", "prefill_tokens", "requests_admitted", "requests_ended", "blocks_used", "blocks_free", "blocks_total", "block_size", "blocks_cached", "engine_heartbeat_age_ms", "step_age_ms", "predicted_step_ms", "load_progress", "adapters", "adapters_generation", "prefixes_resident", "prefixes_evicted", "prefix_reset", "drain_deadline_unix_ms", "epoch", "deep_check_age_ms", "deep_check_failed", "device_fault", "ttft_p95_ms", "tokens_per_second", "step_base_us", "step_token_us", "step_row_us", "warm_ms")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_MS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class State(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DEEP_CHECK_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     DEEP_CHECK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FAULT_FIELD_NUMBER: _ClassVar[int]
     TTFT_P95_MS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     STEP_BASE_US_FIELD_NUMBER: _ClassVar[int]
@@ -134,13 +135,14 @@ class State(_message.Message):
     epoch: int
     deep_check_age_ms: int
     deep_check_failed: bool
+    device_fault: str
     ttft_p95_ms: int
     tokens_per_second: float
     step_base_us: float
     step_token_us: float
     step_row_us: float
     warm_ms: int
-    def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., preparing: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., requests_admitted: _Optional[int] = ..., requests_ended: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ..., warm_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., version: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., preparing: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., requests_admitted: _Optional[int] = ..., requests_ended: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., engine_heartbeat_age_ms: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., load_progress: _Optional[float] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., adapters_generation: _Optional[int] = ..., prefixes_resident: _Optional[_Iterable[bytes]] = ..., prefixes_evicted: _Optional[_Iterable[bytes]] = ..., prefix_reset: _Optional[bool] = ..., drain_deadline_unix_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., deep_check_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., device_fault: _Optional[str] = ..., ttft_p95_ms: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., step_base_us: _Optional[float] = ..., step_token_us: _Optional[float] = ..., step_row_us: _Optional[float] = ..., warm_ms: _Optional[int] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest", "uri", "credential", "pinned", "on_demand")

@@ -27,7 +27,7 @@ class WatchDemandRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndpointDemand(_message.Message):
-    __slots__ = ("pod", "revision", "verdict", "reason", "in_flight", "draining", "phase", "state_age_ms", "deep_check_failed", "warm_ms")
+    __slots__ = ("pod", "revision", "verdict", "reason", "in_flight", "draining", "phase", "state_age_ms", "deep_check_failed", "warm_ms", "device_fault")
     POD_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class EndpointDemand(_message.Message):
     STATE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     DEEP_CHECK_FAILED_FIELD_NUMBER: _ClassVar[int]
     WARM_MS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FAULT_FIELD_NUMBER: _ClassVar[int]
     pod: str
     revision: str
     verdict: Verdict
@@ -48,7 +49,8 @@ class EndpointDemand(_message.Message):
     state_age_ms: int
     deep_check_failed: bool
     warm_ms: int
-    def __init__(self, pod: _Optional[str] = ..., revision: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., draining: _Optional[bool] = ..., phase: _Optional[int] = ..., state_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., warm_ms: _Optional[int] = ...) -> None: ...
+    device_fault: str
+    def __init__(self, pod: _Optional[str] = ..., revision: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., draining: _Optional[bool] = ..., phase: _Optional[int] = ..., state_age_ms: _Optional[int] = ..., deep_check_failed: _Optional[bool] = ..., warm_ms: _Optional[int] = ..., device_fault: _Optional[str] = ...) -> None: ...
 
 class RevisionDemand(_message.Message):
     __slots__ = ("revision", "requests", "errors", "ttft_p95_ms")

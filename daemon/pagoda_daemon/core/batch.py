@@ -25,7 +25,8 @@ class WorkerLimits:
     """What a loaded worker can hold. `sliding_window`: where every layer has a window, the widest one, the token itself counted: a block
     that lies wholly further back is never read again. None where one layer sees everything. `model` names weights and numerics in the names
     of blocks: two workers share it only if they would write the same keys and values. `computed_by`: device and instruction set, for
-    people."""
+    people; two workers share it only if they compute alike. `device`: the uuid of the GPU or the MIG slice, as torch writes it; empty on
+    CPU."""
 
     blocks_total: int
     block_size: int
@@ -34,6 +35,7 @@ class WorkerLimits:
     sliding_window: int | None = None
     model: str = ""
     computed_by: str = ""
+    device: str = ""
 
 
 def peak_blocks(tokens: int, block_size: int, window: int | None, budget: int) -> int:

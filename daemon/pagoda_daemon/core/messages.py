@@ -21,9 +21,8 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What the answer's text must be. `text` is a JSON schema, a regular expression, a grammar (Lark or GBNF), or a JSON list of choices;
-    `eos` are the model's own end tokens: allowed exactly where the grammar may end. Bounded by the front (`structured.limits`). `param` is
-    the field that said it, for refusals."""
+    """What the answer's text must be. `text`: JSON schema, regular expression, grammar (Lark or GBNF), or JSON list of choices; `eos`: the
+    model's own end tokens, allowed where the grammar may end. Bounded by the front (`structured.limits`). `param`: its field."""
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
     text: str
@@ -170,6 +169,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     computed_by: str = ""  # device and instruction set, for people
     model: str = ""  # names weights and numerics
     adapters: tuple[str, ...] = ()
+    device: str = ""  # uuid of the GPU or the MIG slice, without a prefix
 
 
 Reason = Literal["queue_full", "memory_pressure", "load_shed", "deadline", "draining", "expired", "never_fits", "grammar", "conflict"]

@@ -193,7 +193,7 @@ class Engine:
         self._wire.send(Loading(1.0))
         pool = (limits.max_model_len, limits.vocab_size, limits.block_size, limits.blocks_total)
         served = self._adapters.open(self._state, adapters)
-        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by, limits.model, served))
+        self._wire.send(Ready(*pool, config.max_concurrency, limits.computed_by, limits.model, served, limits.device))
         self._beat()
         early, self._early = self._early, []
         for message in early:

@@ -24,6 +24,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_contracts.units import parse_duration
 
 from pagoda_daemon.core.messages import AdapterUse, Ready, Stats, Tally
+from pagoda_daemon.health.device import DeviceHealth
 from pagoda_daemon.health.drain import Drain
 from pagoda_daemon.health.prefixes import PrefixBook
 
@@ -94,6 +95,7 @@ class Replica:
     load_moved: float = 0.0
     warm_s: float = 0.0  # from the end of the load to READY
     deep: DeepCheck = field(default_factory=DeepCheck)
+    device: DeviceHealth = field(default_factory=DeviceHealth)
     limits: Ready | None = None
     stats: Stats = field(default_factory=Stats)
     tally: Tally = field(default_factory=Tally)

@@ -11,6 +11,7 @@ from pagoda_contracts.pb.daemon_pb2 import Phase
 
 from pagoda_daemon.health.replica import OUTCOMES, Replica
 from pagoda_daemon.metrics.counts import FINISHED, Counts
+from pagoda_daemon.metrics.device import device_values
 from pagoda_daemon.metrics.histogram import Histogram
 from pagoda_daemon.metrics.http import HttpCounts
 from pagoda_daemon.metrics.process import ProcessUse
@@ -69,7 +70,7 @@ class Exposition:
     def _families(self, now: float, unix: float) -> Iterator[str]:
         replica, counts, http = self._replica, self._counts, self.http
         scalars = _engine(replica) | _front(replica, now) | _requests(counts) | _refused(replica, counts) | self._process_values(unix)
-        scalars |= self._estimated() | self._process.at(now)
+        scalars |= self._estimated() | self._process.at(now) | device_values(replica.device, now)
         for source in self.more:
             scalars |= source()
         for metric, value in scalars.items():

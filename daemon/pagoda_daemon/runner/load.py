@@ -28,7 +28,7 @@ from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.runner.forward import Forward, NativeForward, TorchForward
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import KvShape, kv_shape, needs
-from pagoda_daemon.runner.place import computed_by, memory_at, place_of
+from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -69,8 +69,8 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     shape = kv_shape(engine, needs(spec, engine, size, dtype.itemsize, logit), memory_at(place, host))
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, engine.quantization or "")
-    device = computed_by(place, threads, native=why is None)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, device)
+    by = computed_by(place, threads, native=why is None), uuid_of(place)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     with place:
         weights = allocate(spec, dtype)
     places = destinations(spec, weights)

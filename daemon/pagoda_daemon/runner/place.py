@@ -21,15 +21,22 @@ def place_of(device: str | None) -> torch.device:
 
 
 def computed_by(place: torch.device, threads: int, *, native: bool) -> str:
-    """Device and instruction set, for people."""
+    """Device and instruction set, for people. CUDA's name of a MIG slice ends in its profile (MIG 1g.10gb). Not the device's uuid: replicas
+    that compute alike say the same here, or no stream would continue on another one."""
     if place.type == "cuda":
         return f"{torch.cuda.get_device_name(place)}, PyTorch"
     with_what = "AVX-512 BF16, native ops" if native else f"{torch.backends.cpu.get_cpu_capability()}, PyTorch"
     return f"CPU, {threads} thread{'s' * (threads != 1)}, {with_what}"
 
 
+def uuid_of(place: torch.device) -> str:
+    """Of the GPU or the MIG slice, by which NVML finds it; empty on CPU."""
+    return str(torch.cuda.get_device_properties(place).uuid) if place.type == "cuda" else ""
+
+
 def memory_at(place: torch.device, host: Host) -> Memory:
-    """All and free bytes where weights and KV go. On a device the driver's own share is taken already."""
+    """All and free bytes where weights and KV go. On a device the driver's own share is taken already. A MIG slice is a CUDA device of its
+    own, whose memory this is, not its parent's (cuMemGetInfo: "memory available to the current context")."""
     if place.type == "cpu":
         return host.memory()
     free, total = torch.cuda.mem_get_info(place)

@@ -105,6 +105,7 @@ def _endpoint(endpoint: Endpoint, now_ms: float) -> pb.EndpointDemand:
         phase=frame.phase_number if frame else 0,
         state_age_ms=_floor(now_ms - endpoint.frame_made_ms, _AGE_STEP_MS) if frame else 0,
         deep_check_failed=bool(frame and frame.deep_check_failed),
+        device_fault=frame.device_fault if frame else "",
         warm_ms=frame.warm_ms if frame else 0,
     )
 

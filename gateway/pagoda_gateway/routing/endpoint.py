@@ -27,6 +27,7 @@ class Frame(NamedTuple):
     step_age_ms: int = 0
     predicted_step_ms: int = 0
     deep_check_failed: bool = False
+    device_fault: str = ""
     revision: str = ""
     phase_number: int = 0
     in_flight: int = 0
@@ -76,7 +77,7 @@ class Endpoint:
     address: str
     service_uid: str = ""
     draining: bool = False  # discovery says that the replica drains or is deleted
-    device_fault: str = ""  # why its device is not to be trusted; empty while it is
+    device_fault: str = ""  # why discovery does not trust its device; empty while it does
     discovered_revision: str = ""  # the revision as discovery knows it, before the replica's first frame
     frame: Frame | None = None
     frame_made_ms: float = 0.0

@@ -55,6 +55,7 @@ def parse_state(state: State) -> Frame:
         step_age_ms=state.step_age_ms,
         predicted_step_ms=state.predicted_step_ms,
         deep_check_failed=state.deep_check_failed,
+        device_fault=state.device_fault,
         revision=state.revision,
         phase_number=state.phase,
         in_flight=state.in_flight,

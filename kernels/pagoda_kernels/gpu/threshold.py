@@ -1,8 +1,8 @@
 # ruff: noqa: ANN201  (what a device function returns has no type in Python)
-"""Device functions that find the filters' threshold in one row of logits without a sort: one program per row, exact to the last bit.
+"""Device functions that find the filters' threshold in one row of logits without a sort: one program per row.
 
-Called by the kernels of `sample`. A threshold is the smallest float v for which the tokens above v weigh less than a target:
-top_k: fewer than k tokens; top_p: less than p of the mass. So it is the value of a token, and equal tokens share their fate.
+Called by the kernels of `sample`. A threshold is the smallest float v for which the tokens above v weigh less than a target: fewer than k
+tokens, or less than p of the mass. So it is the value of a token, and equal tokens share their fate.
 """
 
 import triton
@@ -23,7 +23,7 @@ def _value(key):
 
 
 @triton.jit
-def candidates(at, source, logits, listed, count, TILE: tl.constexpr):
+def candidates(at, source, listed, logits, count, TILE: tl.constexpr):
     """Returns ids int32 [TILE] and logits float32 [TILE] (-inf past the end) of the candidates from number `at`.
 
     `source` holds `listed` ids, or `listed` is 0 and all of 0..`count` are candidates.
@@ -35,30 +35,43 @@ def candidates(at, source, logits, listed, count, TILE: tl.constexpr):
 
 
 @triton.jit
-def weight_above(thresholds, source, logits, listed, count, best, slope, MASS: tl.constexpr, FAN: tl.constexpr, TILE: tl.constexpr):
-    """Returns float32 [FAN]: how many candidates are above each threshold or, if MASS, the sum of their exp2((logit - best) * slope)."""
+def weight_above(thresholds, source, listed, logits, bulks, count, best, slope, MASS: tl.constexpr, FAN: tl.constexpr, TILE: tl.constexpr):
+    """Returns float32 [FAN]: how many candidates are above each threshold.
+
+    If MASS, the candidates are groups by their largest logit, and it is the least that their tokens above the threshold can weigh, each
+    exp2((logit - best) * slope). `bulks`: what a group weighs, 1 for its largest. The other 63 are not above it or weigh what is left.
+    """
     above = tl.zeros([FAN], tl.float32)
     for at in range(0, count, TILE):
-        _, x = candidates(at, source, logits, listed, count, TILE)
-        weight = tl.exp2((x - best) * slope) if MASS else tl.full([TILE], 1.0, tl.float32)
-        above += tl.sum(tl.where(x[:, None] > thresholds[None, :], weight[:, None], 0.0), axis=0)
+        ids, x = candidates(at, source, listed, logits, count, TILE)
+        weight = tl.full([TILE, FAN], 1.0, tl.float32)
+        if MASS:
+            peak = tl.exp2((x - best) * slope)
+            bulk = tl.load(bulks + ids, mask=ids < count, other=0.0) * peak
+            weight = tl.maximum(peak[:, None], bulk[:, None] - 63 * tl.exp2((thresholds - best) * slope)[None, :])
+        above += tl.sum(tl.where(x[:, None] > thresholds[None, :], weight, 0.0), axis=0)
     return above
 
 
 @triton.jit
-def threshold(target, low, source, logits, listed, count, best, slope, MASS: tl.constexpr, FAN: tl.constexpr, TILE: tl.constexpr):
+def threshold(
+    target, low, source, listed, logits, bulks, count, best, slope,
+    PASSES: tl.constexpr, MASS: tl.constexpr, FAN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Returns the smallest float32 in [`low`, `best`] above which the candidates weigh less than `target`, which is above 0.
 
-    FAN thresholds are tried in each pass over the candidates: at most 9 passes with 16.
+    FAN thresholds are tried in each pass over the candidates: 9 passes with 16 at most. After fewer it is a lower bound.
     """
     start, end = _key(low), _key(best)
-    while start < end:
-        keys = start + (end - start) * tl.arange(0, FAN).to(tl.int64) // FAN
-        above = weight_above(_value(keys), source, logits, listed, count, best, slope, MASS, FAN, TILE)
-        failed = tl.sum((above >= target).to(tl.int64), axis=0)
+    passes = 0
+    while (start < end) & (passes < PASSES):
         width = end - start
+        keys = start + width * tl.arange(0, FAN).to(tl.int64) // FAN
+        above = weight_above(_value(keys), source, listed, logits, bulks, count, best, slope, MASS, FAN, TILE)
+        failed = tl.sum((above >= target).to(tl.int64), axis=0)
         end = tl.where(failed < FAN, start + width * failed // FAN, end)
         start = tl.where(failed > 0, start + width * (failed - 1) // FAN + 1, start)
+        passes += 1
     return _value(start)
 
 

@@ -1,8 +1,9 @@
 """What the paged attention kernels compute, in float64: one row, one KV head group, one plain softmax after the other."""
 
 import torch
-from pagoda_kernels.gpu.pages import Pages
 from torch import Tensor
+
+from pagoda_kernels.gpu.pages import Pages
 
 
 def paged_attention(query: Tensor, kv: Tensor, pages: Pages, starts: Tensor, window: int | None = None) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from pagoda_kernels.reference.rms_norm import rms_norm
 from torch import Tensor
+
+from pagoda_kernels.reference.rms_norm import rms_norm
 
 
 def rope_kv_write(

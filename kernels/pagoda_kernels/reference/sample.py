@@ -55,9 +55,9 @@ def kept(logits: Tensor, draw: Draw) -> Tensor:
         keep &= scaled >= scaled.sort(descending=True).values[min(draw.top_k, scaled.numel()) - 1]
     if draw.top_p < 1:
         weights = torch.where(keep, (scaled - best).exp(), 0.0)
-        values, place = scaled.unique(return_inverse=True)
-        mass = torch.zeros_like(values).index_add_(0, place, weights)
-        keep &= (mass.flip(0).cumsum(0).flip(0) - mass < draw.top_p * mass.sum())[place]
+        values, place = np.unique(-scaled.numpy(), return_inverse=True)
+        mass = np.bincount(place, weights.numpy(), values.size)
+        keep &= torch.from_numpy((mass.cumsum() - mass < draw.top_p * mass.sum())[place])
     return keep
 
 

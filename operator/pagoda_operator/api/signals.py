@@ -77,7 +77,7 @@ class EndpointSignal:
     if it never reported). `age_s` is how old its state was when the gateway reported it, `warm_s` how long its start took after the load,
     `bad_s` for how long it has been DEAD or UNHEARD
     without a pause, as far as this process knows. `lacking`: a gateway does not send it requests yet, and it has been Ready without that
-    for less than MISSING_S.
+    for less than MISSING_S. `device_fault`: why the replica itself says that its device is faulty.
     """
 
     verdict: Seen
@@ -90,6 +90,7 @@ class EndpointSignal:
     warm_s: float = 0.0
     bad_s: float = 0.0
     lacking: bool = False
+    device_fault: str = ""
 
     @property
     def bad(self) -> bool:

@@ -91,6 +91,7 @@ def _endpoint(replica: Replica, now: float) -> pb.EndpointDemand:
         phase=state.phase,
         state_age_ms=int(_silent_ms(replica, now)),
         deep_check_failed=state.deep_check_failed,
+        device_fault=state.device_fault,
         warm_ms=state.warm_ms,
     )
 

@@ -45,5 +45,6 @@ def _endpoint(row: pb.EndpointDemand) -> EndpointSignal:
         phase=_PHASES.get(row.phase, ""),
         age_s=row.state_age_ms / 1000,
         deep_failed=row.deep_check_failed,
+        device_fault=row.device_fault,
         warm_s=row.warm_ms / 1000,
     )

@@ -283,6 +283,7 @@ def decisive_state(parts: Iterable[pb.ServiceDemand], seen: Mapping[str, Endpoin
             one.lacking,
             one.reason if one.bad else "",
             one.deep_failed,
+            one.device_fault,
             one.phase,
             one.draining,
             one.draining and not one.in_flight,

@@ -15,6 +15,7 @@ from pagoda_contracts.units import parse_duration
 from pagoda_daemon.api.front.front import Backing, Front, Ports, Probes
 from pagoda_daemon.core.errors import EngineDied
 from pagoda_daemon.engine.build import Progress
+from pagoda_daemon.health.nvml import load_nvml
 from pagoda_daemon.process.settings import Settings
 from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.worker import Worker
@@ -92,7 +93,9 @@ class NoProbes:
 
 
 @asynccontextmanager
-async def local_front(config: DaemonConfig, probes: Callable[..., Probes] = NoProbes) -> AsyncIterator[LocalFront]:
+async def local_front(
+    config: DaemonConfig, probes: Callable[..., Probes] = NoProbes, nvml: Callable[[], Any] = load_nvml
+) -> AsyncIterator[LocalFront]:
     """Listening and loaded; killed at the end."""
     engines: list[_Engine] = []
 
@@ -100,7 +103,7 @@ async def local_front(config: DaemonConfig, probes: Callable[..., Probes] = NoPr
         engines.append(_Engine(config, 0.0, replica))
         return engines[0]
 
-    front = Front(Settings(config, Path(), parse_duration(config.drain_timeout)), Backing(engine, toy_text, probes))
+    front = Front(Settings(config, Path(), parse_duration(config.drain_timeout)), Backing(engine, toy_text, probes, nvml))
     listening: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(front.run(listening.set_result))
     try:

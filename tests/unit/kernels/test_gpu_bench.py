@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from gpu_kernels import cases, config_grid, measurements, present
 from gpu_numbers import Ceilings, Cost, Timed, buffer_sets, floor, graph_calls, reached, replays, timed, verdict
 from gpu_pointwise import Rows, add_rms_norm, rms_norm, rope_kv_write, silu_mul
 from gpu_record import ENDED, Measurement, OtherDevice, Record, chosen, fits, summary, table
-from gpu_sampling import Draws, _drawn
+from gpu_sampling import Draws, _allowed, _drawn, _torch_sort
 from gpu_trial import OURS, frobenius, measure
 from pagoda_daemon.core.sampling import DRAW
 from pagoda_daemon.runner.draw import draw
@@ -61,17 +62,18 @@ def test_buffers_are_rotated_until_four_caches_are_touched(touched, room, expect
 
 
 @pytest.mark.parametrize(
-    ("sets", "floor_us", "calls"),
+    ("sets", "floor_us", "called_us", "calls"),
     [
-        pytest.param(5, 2.0, 200, id="short calls until 400 us"),
-        pytest.param(5, 100.0, 20, id="whole turns of five, sixteen at least"),
-        pytest.param(1, 5000.0, 1, id="a long one alone"),
-        pytest.param(300, 2.0, 300, id="each set once"),
-        pytest.param(1, 0.0, 200, id="no floor known"),
+        pytest.param(5, 2.0, 90.0, 200, id="short calls until 400 us, whatever the host took"),
+        pytest.param(5, 100.0, 90.0, 20, id="whole turns of five, sixteen at least"),
+        pytest.param(1, 5000.0, 90.0, 1, id="a long one alone"),
+        pytest.param(4, 15.0, 5000.0, 4, id="one far above its floor, too"),
+        pytest.param(300, 2.0, 90.0, 300, id="each set once"),
+        pytest.param(1, 0.0, 90.0, 200, id="no floor known"),
     ],
 )
-def test_a_graph_is_long_beside_its_launch(sets, floor_us, calls):
-    assert graph_calls(sets, floor_us) == calls
+def test_a_graph_is_long_beside_its_launch(sets, floor_us, called_us, calls):
+    assert graph_calls(sets, floor_us, called_us) == calls
 
 
 def test_a_sample_is_long_beside_the_clock():
@@ -231,6 +233,13 @@ def test_the_judge_of_sampling_draws_as_the_daemon(filters):
     assert torch.equal(_drawn(logits, draws, seeds, torch.from_numpy(positions)), right)
 
 
+@pytest.mark.parametrize("filters", [*FILTERS, {}])
+def test_torch_s_draw_keeps_to_the_filters(filters):
+    draws = Draws(256, 700, **filters)
+    logits = torch.randn(256, 700)
+    assert _allowed(logits, draws, _torch_sort(logits, draws)).norm == 0.0
+
+
 def torch_norm(x, weight, eps, *, out):
     return out.copy_(torch.nn.functional.rms_norm(x, weight.shape, weight, eps))
 
@@ -338,6 +347,7 @@ def test_graphs_are_replayed_in_turn_and_a_call_s_time_is_its_share(monkeypatch)
 
     monkeypatch.setattr(gpu_device, "_captured", lambda calls: ([call() for call in calls], None))
     monkeypatch.setattr(gpu_device, "_sample_us", sample)
+    monkeypatch.setattr(gpu_device, "_called_us", lambda _: 90.0)
     sides = {"ours": [lambda: "ours"] * 3, "theirs": [lambda: "theirs"]}
     found = replace(dry(), dry=False).time(sides, 20.0)
     assert found == {"ours": (40.0, 0.0), "theirs": (100.0, 0.0)}
@@ -365,11 +375,11 @@ def test_names_of_measurements_are_told_apart_and_need_no_quotes():
 
 def test_large_ones_come_first_and_every_op_is_among_them():
     ordered = chosen(measurements(dry(), dict.fromkeys(("paged_attention_decode", "rms_norm"), OPS), {}), (), ())
-    assert [one.name.split("/")[0] for one in ordered[:4]] == [
-        "paged_attention_decode",
+    assert [op for op, _ in groupby(one.kind for one in ordered)][:4] == [
         "paged_attention_decode",
         "rms_norm",
         "add_rms_norm",
+        "paged_attention_decode",
     ]
     assert [one.rank for one in ordered] == sorted({one.rank for one in ordered})
 
@@ -417,7 +427,8 @@ OPS_OF_THE_TREE = sorted({case.op for case in cases() if case.module in present(
 @pytest.mark.parametrize("op", OPS_OF_THE_TREE)
 def test_every_op_of_the_tree_is_measured_and_right(command, op, tmp_path, capsys):
     """At tiny shapes: that ours is called as its file says."""
-    names = [case.name for case in cases() if case.op == op and (case.size == "small" or "ragged" in case.name)]
+    kinds = ("ragged", "flat", "plain", "norms")
+    names = [case.name for case in cases() if case.op == op and (case.size == "small" or any(kind in case.name for kind in kinds))]
     assert command(["--dry", "--parts", "kernels", "--only", ",".join(names), "--out", str(tmp_path / "out.json")]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert set(names) <= set(results)

@@ -44,6 +44,7 @@ from pagoda_daemon.api.routes.generation import Generator as TextGenerator
 from pagoda_daemon.core.errors import ConfigRejected, DaemonError, Draining, EngineDied
 from pagoda_daemon.engine.client import EngineLink
 from pagoda_daemon.health.deep_check import DeepChecks
+from pagoda_daemon.health.nvml import DeviceWatch, load_nvml
 from pagoda_daemon.health.replica import Limits, ProbeServer, Replica, keep_beating
 from pagoda_daemon.metrics import Build, Counts, Exposition, ModelWork, Slo
 from pagoda_daemon.process.settings import Settings
@@ -93,6 +94,7 @@ class Backing:
     engine: Callable[[Replica], EngineLink]
     text: Callable[[], ModelText]
     probes: Callable[[Replica, str, int, Limits], Probes] = ProbeServer
+    nvml: Callable[[], Any] = load_nvml
     bounds: Bounds | None = None
     tidy: Callable[[], None] = lambda: None  # before the process exits without coming back from `run`
 
@@ -114,6 +116,7 @@ class Front:
         self._engine = backing.engine(self.replica)
         self._catalogue, self._orders = adapting(self.replica, self._engine, settings)
         self._admission = Admission(self.replica, adapters=self._catalogue)
+        self._device = DeviceWatch(self.replica, backing.nvml)
         identity = Identity(config.model.served_names, config.revision, settings.version)
         self._feed = StateFeed(self.replica, identity, self._orders)
         self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
@@ -131,6 +134,7 @@ class Front:
         finally:
             beat.cancel()
             self._orders.close()
+            self._device.close()
             self._probes.close()
             self._engine.close()
             with suppress(asyncio.CancelledError, DaemonError):

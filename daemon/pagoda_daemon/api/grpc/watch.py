@@ -75,6 +75,7 @@ def frame(replica: Replica, identity: Identity, sequence: int, now: float, pace:
         load_progress=replica.load_progress,
         deep_check_age_ms=_age_ms(replica.deep.good_at, now) if replica.deep.good_at else 0,
         deep_check_failed=replica.deep.failed,
+        device_fault=replica.device.fault,
         drain_deadline_unix_ms=replica.drain.until.unix_ms,
         epoch=replica.drain.epoch,
         ttft_p95_ms=round(pace.ttft_p95_s * 1000),

@@ -192,10 +192,12 @@ def _unhealthy(observed: Observed, pod: Pod) -> Unhealthy | None:
 
 
 def _fault_of(observed: Observed, pod: Pod) -> str:
-    """What others marked the pod with; else what its node says, if the pod has devices there."""
+    """What others marked the pod with; else what its node says, if the pod has devices there; else what the replica says itself."""
     if pod.device_fault and not pod.device_fault.startswith(OURS):
         return pod.device_fault
-    return observed.faults.get(pod.node, "") if pod.devices else ""
+    signal = _signal(observed, pod)
+    by_node = observed.faults.get(pod.node, "") if pod.devices else ""
+    return by_node or ("" if signal is None else clean(signal.device_fault))
 
 
 def _signal(observed: Observed, pod: Pod) -> EndpointSignal | None:

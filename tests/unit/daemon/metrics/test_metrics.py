@@ -7,6 +7,7 @@ from pagoda_contracts import metrics as names
 from pagoda_contracts.pb.daemon_pb2 import Phase
 from pagoda_daemon.core.messages import Life, Ready, Refusal, Residence, RowOutput, Stats, Submit, Tally
 from pagoda_daemon.core.sampling import Sampling
+from pagoda_daemon.health.device import THROTTLES, DeviceHealth, DeviceIdentity, DeviceReading, judge
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Build, Counts, Exposition, Slo
 from pagoda_daemon.metrics.histogram import Rate, Recent
@@ -124,7 +125,42 @@ def test_every_sample_has_the_labels_of_the_contract_in_its_order():
         metric = by_name[family.name]
         for sample in family.samples:
             assert tuple(label for label in sample.labels if label != "le") == metric.labels
-        assert family.samples or metric in (names.ACCEPTED_PER_POSITION, *ESTIMATES)
+        assert family.samples or metric in (names.ACCEPTED_PER_POSITION, *ESTIMATES) or metric.name.startswith("pagoda_device_")
+
+
+def test_a_device_that_nvml_reads_is_shown_with_all_that_it_tells():
+    exposition = loaded()
+    assert not any(name.startswith("pagoda_device_") for name, *_ in samples(exposition))
+    identity = DeviceIdentity("MIG-1", "H100 MIG 1g.10gb", "580.95.05", 9, 0)
+    reading = DeviceReading(identity, 3, 10, 41, 2, 2, True, False, ("power brake",), {13: 2, 79: 1})
+    exposition._replica.device = DeviceHealth(reading, 998.0, judge(reading))
+    found = {key: value for key, value in samples(exposition).items() if key[0].startswith("pagoda_device_")}
+    by_label = {(name.removeprefix("pagoda_device_"), *(value for _, value in labels)): found for (name, *labels), found in found.items()}
+    # The labels are in the order of their names.
+    assert by_label == {
+        ("info", "0", "H100 MIG 1g.10gb", "580.95.05", "9", "MIG-1"): 1,
+        ("state", "ok"): 0,
+        ("state", "degraded"): 0,
+        ("state", "failed"): 1,
+        ("memory_bytes", "used"): 3,
+        ("memory_bytes", "free"): 7,
+        ("temperature_celsius",): 41,
+        ("uncorrected_errors_total",): 2,
+        ("row_remap", "pending"): 1,
+        ("row_remap", "failed"): 0,
+        ("throttled", "power brake"): 1,
+        **{("throttled", reason): 0 for reason in THROTTLES.values() if reason != "power brake"},
+        ("xid_errors_total", "13"): 2,
+        ("xid_errors_total", "79"): 1,
+        ("read_age_seconds",): 2,
+    }
+
+
+def test_what_a_device_does_not_tell_has_no_series():
+    exposition = loaded()
+    exposition._replica.device = DeviceHealth(DeviceReading(DeviceIdentity("GPU-1")), 1000.0)
+    shown = {name for name, *_ in samples(exposition) if name.startswith("pagoda_device_")}
+    assert shown == {f"pagoda_device_{name}" for name in ("info", "state", "throttled", "read_age_seconds")}
 
 
 def test_a_served_request_falls_into_every_histogram_at_its_value():

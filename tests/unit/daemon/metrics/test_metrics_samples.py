@@ -331,8 +331,9 @@ NOT_BUILT = {
     names.ACCEPTED_PER_POSITION.name,
 }
 ESTIMATES = {names.ESTIMATED_FLOPS.name, names.ESTIMATED_READS.name, names.ESTIMATED_WRITES.name}
-ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name, names.PREPARING.name, names.ADMISSION_REJECTIONS.name, *ESTIMATES}
-"""No request is preempted or turned away, no body needs a thread, and sizing does not know the model:
+DEVICE = {metric.name for metric in names.DAEMON if metric.name.startswith("pagoda_device_")}
+ALWAYS_ZERO_HERE = {names.PREEMPTIONS.name, names.PREPARING.name, names.ADMISSION_REJECTIONS.name, *ESTIMATES, *DEVICE}
+"""No request is preempted or turned away, no body needs a thread, NVML reads no device, and sizing does not know the model:
 `test_a_preemption_is_counted_once_in_either_family`, test_preparing.py, test_metrics.py and test_work.py have these."""
 
 

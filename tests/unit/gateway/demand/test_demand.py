@@ -67,6 +67,7 @@ def test_only_fresh_endpoints_are_summed():
         (FRAME._replace(engine_age_ms=STATE_DEAD_MS + 1), {}, pb.VERDICT_DEAD, "stuck"),
         (FRAME._replace(step_age_ms=30_001), {}, pb.VERDICT_DEAD, "overdue"),
         (FRAME, {"device_fault": "Xid 79"}, pb.VERDICT_FRESH, "device-fault"),
+        (FRAME._replace(device_fault="Xid 79"), {}, pb.VERDICT_FRESH, "device-fault"),
         (FRAME._replace(phase="loading"), {}, pb.VERDICT_FRESH, "loading"),
         (FRAME, {"draining": True}, pb.VERDICT_FRESH, "draining"),
         (FRAME, {"draining": True, "age": STATE_DEAD_MS + 1}, pb.VERDICT_DEAD, "draining"),
@@ -77,6 +78,7 @@ def test_only_fresh_endpoints_are_summed():
 def test_verdicts_say_what_a_signal_is_worth_and_why(frame, fields, verdict, reason):
     (one,) = report(endpoint(frame=frame, **fields)).endpoints
     assert (one.verdict, one.reason) == (verdict, reason)
+    assert one.device_fault == (frame.device_fault if frame else ""), "discovery's own is known to the operator already"
 
 
 def test_a_wake_is_asked_for_only_by_a_held_request_of_a_service_without_replicas_that_stay():

@@ -19,9 +19,9 @@ M = RoutingRequest("m")
 
 
 def endpoint(
-    name="a", phase="ready", age=0, engine_age=0, running=0, waiting=0, names=("m",), step=(0, 0), deep=False, **fields
+    name="a", phase="ready", age=0, engine_age=0, running=0, waiting=0, names=("m",), step=(0, 0), deep=False, own_fault="", **fields
 ) -> Endpoint:
-    frame = Frame(1, phase, running, waiting, engine_age, frozenset(names), *step, deep_check_failed=deep)
+    frame = Frame(1, phase, running, waiting, engine_age, frozenset(names), *step, deep_check_failed=deep, device_fault=own_fault)
     return Endpoint(name, "ns/s", f"{name}:8000", frame=frame, frame_made_ms=NOW - age, **({"connected": True} | fields))
 
 
@@ -106,6 +106,8 @@ def test_order_of_endpoints_changes_nothing(endpoints, random):
         ({"deep": True, "phase": "loading"}, Verdict.LOADING),
         ({"device_fault": "Xid 79"}, Verdict.DEVICE_FAULT),
         ({"device_fault": "Xid 79", "draining": True}, Verdict.DRAINING),
+        ({"own_fault": "Xid 79"}, Verdict.DEVICE_FAULT),
+        ({"own_fault": "Xid 79", "deep": True}, Verdict.DEEP_CHECK),
     ],
 )
 def test_verdicts(state, expected):
@@ -148,7 +150,7 @@ def test_one_on_a_faulty_device_serves_while_its_canary_is_right_and_nobody_else
 
 
 def test_a_sound_one_that_cannot_take_this_request_now_is_waited_for():
-    failing, unhealthy = endpoint(deep=True), endpoint("b", device_fault="Xid 79")
+    failing, unhealthy = endpoint(deep=True), endpoint("b", own_fault="Xid 79")
     assert pick([failing, unhealthy, endpoint("c", refused=True)], M, {}, NOW) == NoPick(Verdict.REFUSED)
     assert pick([failing, unhealthy, endpoint("c")], M, {"c": 1}, NOW) == NoPick(Verdict.TRIED)
 

@@ -101,17 +101,32 @@ def test_rows_without_filters_draw_the_reference_s_tokens() -> None:
     _same(_sampled(logits, draws), reference.sample(logits, draws))
 
 
-def test_equal_logits_share_their_fate() -> None:
-    """Of 90 tokens equal to the last that passes each filter, all may be drawn; and banned tokens never are."""
-    logits = torch.full((1, 400), -torch.inf)
-    logits[0, 100:110] = 2.0
-    logits[0, 110:200] = 1.0
-    logits[0, 200:300] = 0.0
-    for draw in (Draw(1.0, top_k=11), Draw(1.0, top_p=0.3), Draw(1.0, min_p=0.36), Draw(1.0, top_k=150, top_p=0.8)):
-        draws = [replace(draw, seed=seed) for seed in range(6)]
-        wanted = reference.kept(logits[0], draw).nonzero()[:, 0]
-        assert wanted.tolist() == list(range(100, 200 if draw.top_k < 150 else 300))
-        _same(_sampled(logits.expand(6, -1), draws), reference.sample(logits.expand(6, -1), draws))
+@pytest.mark.parametrize(
+    ("draw", "last"),
+    [
+        (Draw(1.0, top_k=11), 200),
+        (Draw(1.0, top_p=0.3), 200),
+        (Draw(1.0, min_p=0.36), 200),
+        (Draw(1.0, top_k=150, top_p=0.8), 300),
+        # The first 10 are a fifth of what top_k keeps, and less of all tokens.
+        (Draw(1.0, top_k=11, top_p=0.2), 110),
+        (Draw(1.0, top_k=150, top_p=0.15), 110),
+        (Draw(9e-6, min_p=0.01), 101),
+    ],
+    ids=str,
+)
+def test_equal_logits_share_their_fate(draw: Draw, last: int) -> None:
+    """Those equal to the last that passes each filter may all be drawn; banned tokens never are; what is too cold takes the first."""
+    logits = torch.full((4, 400), -torch.inf)
+    logits[:, 100:110] = 2.0
+    logits[:, 110:200] = 1.0
+    logits[:, 200:300] = 0.0
+    draws = [replace(draw, seed=seed) for seed in range(4)]
+    if last > 101:
+        assert reference.kept(logits[0], draw).nonzero()[:, 0].tolist() == list(range(100, last))
+    found = _sampled(logits, draws)
+    assert ((found[0] >= 100) & (found[0] < last)).all()
+    _same(found, reference.sample(logits, draws))
 
 
 def test_more_candidates_than_the_list_holds_are_all_looked_at() -> None:

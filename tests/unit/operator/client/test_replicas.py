@@ -43,6 +43,7 @@ FRAMES = st.builds(
     step_age_ms=st.sampled_from([0, 4_000, 6_000, 29_000, 31_000, 90_000]),
     predicted_step_ms=st.sampled_from([0, 1_000, 4_000]),
     deep_check_failed=st.booleans(),
+    device_fault=st.sampled_from(["", "Xid 79"]),
     warm_ms=st.sampled_from([0, 4_500]),
 )
 
@@ -64,7 +65,7 @@ def test_the_report_says_what_a_gateway_would_say(state, silent_s, draining):
     (mine,), (other,) = ours.endpoints, theirs.endpoints
     usable = {pb.VERDICT_SUSPECT: pb.VERDICT_FRESH}  # a doubt decides nothing of the operator's
     assert mine.verdict == usable.get(other.verdict, other.verdict)
-    same = ("pod", "revision", "in_flight", "draining", "phase", "deep_check_failed", "warm_ms")
+    same = ("pod", "revision", "in_flight", "draining", "phase", "deep_check_failed", "device_fault", "warm_ms")
     assert [getattr(mine, name) for name in same] == [getattr(other, name) for name in same]
     if mine.verdict == pb.VERDICT_DEAD and not draining:
         assert mine.reason == other.reason

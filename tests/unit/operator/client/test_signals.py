@@ -285,6 +285,7 @@ def test_load_and_suspicion_wake_no_service():
     [
         {"verdict": pb.VERDICT_DEAD, "reason": "silent"},
         {"verdict": pb.VERDICT_DEAD, "reason": "deep-check", "deep_check_failed": True},
+        {"reason": "device-fault", "device_fault": "Xid 79"},
         {"phase": 5},
         {"draining": True, "in_flight": 2},
     ],

@@ -95,6 +95,19 @@ def test_a_mark_on_the_pod_itself_is_enough():
     assert (one.reason, one.pod.name) == (conditions.DEVICE_FAULT, harness.pods[1])
 
 
+def test_what_a_replica_says_of_its_own_device_is_enough():
+    harness = UnhealthyHarness()
+    said = "H100 GPU-1: it has fallen off the bus (Xid 79)"
+    harness.said[harness.pods[1]] = EndpointSignal(Seen.FRESH, "device-fault", phase="ready", device_fault=said)
+    (one,) = judge(harness.observation()).unhealthy
+    assert (one.reason, one.pod.name, one.answers) == (conditions.DEVICE_FAULT, harness.pods[1], True)
+    assert one.why == f"the device is faulty: {said}"
+    harness.run()
+    assert harness.degraded()["reason"] == "DeviceFault"
+    assert said in harness.degraded()["message"]
+    assert harness.ordered()[0] == 4, "a successor starts"
+
+
 def test_a_replica_that_may_not_answer_is_removed_before_those_that_answer():
     harness = Harness(replicas=3)
     harness.settle()

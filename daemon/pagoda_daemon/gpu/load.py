@@ -18,6 +18,9 @@ from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
 
 from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.gpu.forward import GpuForward
+from pagoda_daemon.gpu.inputs import Shape, buckets
+from pagoda_daemon.gpu.worker import GpuWorker
 from pagoda_daemon.lora.load import Bounds, load_adapter
 from pagoda_daemon.lora.modules import adapter_bytes
 from pagoda_daemon.model.attention import KvCache
@@ -27,12 +30,9 @@ from pagoda_daemon.model.fused import FusedDecoder, not_fused
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
-from pagoda_daemon.runner.gpu.forward import GpuForward
-from pagoda_daemon.runner.gpu.inputs import Shape, buckets
-from pagoda_daemon.runner.gpu.worker import GpuWorker
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
-from pagoda_daemon.runner.place import computed_by, memory_at, place_of
+from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
 
 _READING: Final = 0.8
 """Share of the progress that is the weights'."""
@@ -72,8 +72,8 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, "")
-    by = computed_by(place, threads, native=False)
-    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, by)
+    by = computed_by(place, threads, native=False), uuid_of(place)
+    limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
     worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)

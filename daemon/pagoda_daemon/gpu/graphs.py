@@ -1,4 +1,4 @@
-"""DecodeGraphs: the forward pass of steps that only decode, captured once per number of rows and replayed. Made by `runner.gpu.forward`.
+"""DecodeGraphs: the forward pass of steps that only decode, captured once per number of rows and replayed. Made by `gpu.forward`.
 
 A captured step costs one launch instead of eight per layer. Rows are padded to the next captured number. The largest graph is captured
 first, and all share one pool of memory, so that together they hold what the largest needs.
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pagoda_daemon.core.batch import StepPlan
-from pagoda_daemon.runner.gpu.inputs import Arrays, Shape, decode_arrays, places, work_name
-from pagoda_daemon.runner.gpu.staging import Staging, views
+from pagoda_daemon.gpu.inputs import Arrays, Shape, decode_arrays, places, work_name
+from pagoda_daemon.gpu.staging import Staging, views
 
 Pass = Callable[[Mapping[str, Tensor], int, Tensor], None]
 """Captured: from a step's arrays on the device and its number of rows, the logits [rows, vocab] into the last argument."""
@@ -39,6 +39,7 @@ class DecodeGraphs:
         self._logits = logits
         self._words = torch.zeros(0, dtype=torch.int32, device=logits.device)
         self._graphs: dict[int, _Captured] = {}
+        self._last: torch.cuda.CUDAGraph | None = None
 
     def capture(self, rows: tuple[int, ...], compute: Pass, note: Callable[[float], None]) -> None:
         """Capture `compute` for each number of `rows`, ascending; `note` hears the share done."""
@@ -55,9 +56,16 @@ class DecodeGraphs:
         if arrays["tables"].size > self._table_words or any(arrays[work_name(w)][0] > self._items for w in self._shape.windows):
             return None
         staging.send_to(self._words, arrays, captured.where)
+        self._last = captured.graph
         captured.graph.replay()
         count = plan.rows.size
         return captured.logits[:count], self._words[captured.where["rows"]].view(torch.int64)[:count]
+
+    def replay_last(self) -> None:
+        """The same step once more, for whoever times it."""
+        if self._last is None:
+            raise RuntimeError("no graph was replayed yet")
+        self._last.replay()
 
     def _captured(self, rows: int, compute: Pass) -> _Captured:
         arrays = _empty(self._shape, rows)
