@@ -261,7 +261,7 @@ def _form(config: Config, kv: Tensor, descriptors: bool) -> tuple[Any, dict[str,
     """The kernel, and the arguments that are its own."""
     small = kv.dtype.itemsize == 2
     if config.ahead and descriptors and small:
-        return _paged_attention_prefill_ahead_kernel, {"ASSEMBLY": not triton.knobs.runtime.interpret}
+        return _paged_attention_prefill_ahead_kernel, {"ASSEMBLY": not triton.knobs.runtime.interpret, "HELD": config.held}
     return _paged_attention_prefill_kernel, {"keys": kv[0], "DESCRIPTORS": descriptors, "HELD": config.held and small}
 
 

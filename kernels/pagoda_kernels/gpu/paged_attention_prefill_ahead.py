@@ -67,6 +67,7 @@ def _paged_attention_prefill_ahead_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     group: tl.constexpr = HEADS // KV_HEADS
     tile: tl.constexpr = BLOCK_M // group
@@ -80,7 +81,11 @@ def _paged_attention_prefill_ahead_kernel(
     token = first + lines // group
     real = ((lines < tile * group) & (token < queries))[:, None]
     place = ((row_start + token).to(tl.int64) * HEADS + head * group + lines % group)[:, None] * HEAD_DIM + dims
-    turned = tl.load(query + place, mask=real, other=0.0)
+    if HELD:  # read as bits: from a tensor that comes straight from memory the compiler would multiply in shared memory
+        bits = tl.load(query.to(tl.pointer_type(tl.int16), bitcast=True) + place, mask=real, other=0)
+        turned = bits.to(out.dtype.element_ty, bitcast=True)
+    else:
+        turned = tl.load(query + place, mask=real, other=0.0)
     position = (length - queries + token)[:, None]
 
     first_position = length - queries + first
@@ -140,6 +145,12 @@ def _paged_attention_prefill_ahead_kernel(
     inside = columns[:, None] * width + head * HEAD_DIM + dims
     last_value = tl.load(values + id_behind.to(tl.int64) * (BLOCK_SIZE * width) + inside, mask=(last + columns < stop)[:, None], other=0.0)
     acc = tl.dot(weight.to(last_value.dtype), last_value, acc * decay[:, None])
+    # Where the lines belong is read again: kept through the loop it costs registers that the loop does not have.
+    row_start = tl.load(starts + row, volatile=True)
+    first = tl.load(work + 1 + tl.load(work) + tl.program_id(1), volatile=True)
+    token = first + lines // group
+    real = ((lines < tile * group) & (token < queries))[:, None]
+    place = ((row_start + token).to(tl.int64) * HEADS + head * group + lines % group)[:, None] * HEAD_DIM + dims
     # A padding row has seen nothing: zeros.
     result = tl.where((total > 0.0)[:, None], acc / total[:, None], 0.0)
     tl.store(out + place, result.to(out.dtype.element_ty), mask=real)

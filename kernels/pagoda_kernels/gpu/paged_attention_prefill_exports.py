@@ -47,7 +47,7 @@ def _fetched(name: str, head_dim: int, config: Config) -> Export:
         signature=pointers | {"key_blocks": block, "value_blocks": block} | lists | numbers,
         constants={"HEADS": _HEADS, "KV_HEADS": _KV_HEADS, "HEAD_DIM": head_dim, "BLOCK_SIZE": config.block_n, "BLOCK_M": config.block_m}
         | {"BLOCK_N": config.block_n, "WINDOW": False}
-        | ({"ASSEMBLY": True} if config.ahead else {"DESCRIPTORS": True, "HELD": config.held}),
+        | {"HELD": config.held, "ASSEMBLY" if config.ahead else "DESCRIPTORS": True},
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
         bands=Bands(registers=255, mma=_MMA, depth=2),
         archs=("sm_90",),
