@@ -152,7 +152,7 @@ def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLi
         with model.weights.norm.device:
             kv = KvCache(model.spec, limits.blocks_total + 1, limits.block_size, torch.bfloat16)
             return ModelWorker(TorchForward(Decoder(model.spec, model.weights, limits.max_model_len), kv), limits)
-    from pagoda_daemon.runner.gpu.load import warm_worker  # not for `eager`: it needs Triton
+    from pagoda_daemon.gpu.load import warm_worker  # not for `eager`: it needs Triton
 
     worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant != "fused")
     return worker if variant == "overlap" else Sync(worker)

@@ -26,9 +26,9 @@ class Bands:
     """What the binaries must keep to, beside what all must: shared memory within the device's limit, and nothing spilled. None: not asked.
 
     registers: the most per thread (on gfx942 vector registers). mma: the class of instruction that multiplies matrices, by arch, for
-    example {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "MFMA"}. depth: the least number of loads in flight while a tile is computed
-    (cp.async groups; a load by TMA counts as deep enough), on NVIDIA. wide_loads: the least share of loads from global memory that are of
-    128 bits or more, on NVIDIA (cp.async among them, TMA not).
+    example {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "MFMA"}. depth: the least number of groups of cp.async that stay in flight
+    where the loop waits; 0 asks for cp.async at all; a load by TMA counts as deep enough; on NVIDIA. wide_loads: the least share of loads
+    from global memory that are of 128 bits or more, on NVIDIA (cp.async among them, TMA not).
     """
 
     registers: int | None = None
@@ -43,7 +43,7 @@ class Export:
 
     kernel: the @triton.jit function. signature: type of each parameter that is no constant ("*bf16", "*i32", "i32", "fp32", …); pointers
     are taken to be aligned to 16 bytes, and so are the integers named in `aligned` to be multiples of 16. constants: the constexpr
-    parameters. options: num_warps, num_stages. archs: those it is compiled for.
+    parameters. options: num_warps, num_stages, and what else the launch says. archs: those it is compiled for.
     """
 
     name: str

@@ -11,6 +11,7 @@ import pytest
 from pagoda_contracts import metrics as names
 from pagoda_daemon.core.messages import Life, Ready, RowOutput, Submit
 from pagoda_daemon.core.sampling import Sampling
+from pagoda_daemon.health.device import DeviceHealth, DeviceIdentity, DeviceReading
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.metrics import Counts, Exposition, Slo
 
@@ -44,7 +45,9 @@ def busy() -> bytes:
     counts.hear(record, RowOutput("r", (1,), life=Life(1.0, 2.0)), 0.2)
     record.end(0, "stop", 3)
     counts.close(record, 0.5)
-    exposition = Exposition('m"\\', Replica(born=0.0, limits=Ready(64, 8, 16, 40, 2)), counts)
+    identity = DeviceIdentity("GPU-1", 'H100 "SXM"', "580.95.05")
+    device = DeviceHealth(DeviceReading(identity, 3, 10, 41, 2, 2, True, False, ("power brake",), {79: 1}))
+    exposition = Exposition('m"\\', Replica(born=0.0, limits=Ready(64, 8, 16, 40, 2), device=device), counts)
     exposition.http.add("/v1/models", "GET", 200, 0.1)
     return exposition.text(1.0, 1.7e9)
 

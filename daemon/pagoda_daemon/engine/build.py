@@ -29,7 +29,7 @@ def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
     from pagoda_daemon.runner.place import place_of
 
     if place_of(config.engine.device).type == "cuda":
-        from pagoda_daemon.runner.gpu.load import load_worker, not_for_fused_ops
+        from pagoda_daemon.gpu.load import load_worker, not_for_fused_ops
 
         if not_for_fused_ops(config) is None:
             return load_worker(config, progress)

@@ -220,7 +220,7 @@ class EngineClient(EngineLink):
             asyncio.get_running_loop().remove_reader(self._bell)
             reading.cancel()
         if not self._stopping:
-            raise cause_of(await ended, self._failed)
+            raise cause_of(await ended, self._failed, self._replica.device.fault)
 
     def _listen(self) -> asyncio.Future[None]:
         """Takes messages as they come, until cancelled; its exception is what went wrong. Not `zmq.asyncio`: its futures and tasks cost

@@ -1,4 +1,4 @@
-"""FusedDecoder: the forward pass out of the GPU's fused ops and cuBLAS. Called by `runner.gpu`.
+"""FusedDecoder: the forward pass out of the GPU's fused ops and cuBLAS. Called by `gpu`.
 
 Computes what `model.decoder` computes, with the same roundings, in ten launches per layer instead of about forty: that one is its judge.
 Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph; layers of experts and tokens with an adapter

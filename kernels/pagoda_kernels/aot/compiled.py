@@ -23,7 +23,7 @@ class NotCompiled(Exception):
 def facts_of(export: Export, arch: str) -> Facts:
     """Of the binary of `export` for `arch`. NotCompiled where there is none."""
     try:
-        binary = triton.compile(_source(export), target=_target(arch), options={**export.options, "enable_fp_fusion": True})
+        binary = triton.compile(_source(export), target=_target(arch), options={"enable_fp_fusion": True, **export.options})
     except (triton.CompilationError, PTXASError, RuntimeError) as error:
         raise NotCompiled(str(error).strip()) from error
     shared, warps = binary.metadata.shared, binary.metadata.num_warps

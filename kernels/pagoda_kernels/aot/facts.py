@@ -42,9 +42,9 @@ class Facts:
     """Of one kernel on one arch.
 
     shared: bytes. registers: per thread. spills: bytes of stack; on AMD, registers. mma: instructions that multiply matrices, by class.
-    depth: groups of cp.async that stay in flight where the kernel waits for the next; 0: it waits for what it has just asked for; None:
-    no cp.async. tma: loads by descriptor. loads: from global memory, of these `wide` of 128 bits or more. converts: to or from a floating
-    type.
+    depth: groups of cp.async that stay in flight where the kernel waits for the next; 0: none, a tile is loaded under the one before at
+    most; None: no cp.async. tma: loads by descriptor. loads: from global memory, of these `wide` of 128 bits or more. converts: to or
+    from a floating type.
     """
 
     shared: int
@@ -139,8 +139,10 @@ def _slow_loads(arch: str, facts: Facts, bands: Bands) -> list[str]:
     if not arch.startswith("sm_"):
         return []
     out = []
-    if bands.depth is not None and not facts.tma and (facts.depth or 0) < bands.depth:
-        out.append(f"{facts.depth or 0} loads in flight, at least {bands.depth} are expected: the loop is not pipelined")
+    depth = -1 if facts.depth is None else facts.depth
+    if bands.depth is not None and not facts.tma and depth < bands.depth:
+        what = "nothing is loaded ahead" if depth < 0 else f"{depth} loads stay in flight"
+        out.append(f"{what}, a depth of {bands.depth} is expected: the loop is not pipelined")
     if bands.wide_loads is not None and facts.wide < bands.wide_loads * facts.loads:
         out.append(f"{facts.wide} of {facts.loads} loads are of 128 bits, a share of {bands.wide_loads} is expected")
     return out

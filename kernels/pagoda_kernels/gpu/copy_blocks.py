@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.rows import check_rows
 
 _PART = 4096  # elements of a program: four 128-bit loads of bf16 in flight per thread of 4 warps
@@ -46,3 +47,16 @@ def copy_blocks(kv_all: Tensor, pairs: Tensor, block_size: int) -> None:
     if staged.numel():
         for out in (False, True):
             _copy_blocks_kernel[grid](kv_all, staged, pairs, slots // block_size, BLOCK=block, PART=_PART, OUT=out, num_warps=_WARPS)
+
+
+EXPORTS = tuple(
+    Export(
+        name=f"copy_blocks_{'out' if out else 'in'}",
+        kernel=_copy_blocks_kernel,
+        signature={"kv": "*bf16", "staged": "*bf16", "pairs": "*i32", "blocks": "i32"},
+        constants={"BLOCK": 16 * 8 * 128, "PART": _PART, "OUT": out},
+        options={"num_warps": _WARPS},
+        bands=Bands(registers=64, wide_loads=0.8),
+    )
+    for out in (False, True)
+)

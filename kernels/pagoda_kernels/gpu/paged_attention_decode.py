@@ -1,8 +1,8 @@
 """Attention of one query per row over its paged context (flash decoding). Called by the daemon's model, once per layer and decode step.
 
-A row's context is cut into items of `split` tokens. A persistent grid computes items x KV heads; the query heads that share a KV head are
-the rows of one matrix. A row of one item is written at once; a second kernel merges the items of longer rows in the order of the tokens.
-The cuts depend on nothing but the row's own length, so that a row gives the same bits in any batch.
+A row's context is cut into items of `split` tokens, of twice as many in long rows. A persistent grid computes items x KV heads; the query
+heads that share a KV head are the rows of one matrix. A row of one item is written at once; a second kernel merges the items of longer rows
+in the order of the tokens. The cuts depend on nothing but the row's own length, so that a row gives the same bits in any batch.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,30 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
 from pagoda_kernels.gpu.pages import Pages
 
-ALIGN = 64  # the first item of a row begins at a multiple of this; a multiple of no tile but a divisor of every split
+ALIGN = 64  # the first item of a row begins at a multiple of this
+LONG = 32  # a row of more items than this has items of twice the length: each leaves 4 KiB per KV head and 8 queries for the merge
 NO_WINDOW = 2**31 - 1
-MERGED_AT_ONCE = 32  # items of a row that one step of the merge loads
+MERGED_AT_ONCE = 32  # items of a row that one step of the merge loads; the next step's are in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How the kernel is compiled and launched: tokens per tile and per item, loads in flight, warps, programs per multiprocessor."""
+    """How the kernel is compiled and launched: tokens per tile and per item, loads in flight, warps, programs per multiprocessor.
+
+    early: the merge is launched while the items are still computed, and waits inside (programmatic dependent launch, from sm_90 on).
+    """
 
     tile: int = 64
     stages: int = 3
     warps: int = 4
     programs: int = 3
     split: int = 256
+    early: bool = False
 
     def __post_init__(self) -> None:
         """Refuse splits that the tiles or the start of a windowed row would cut."""
@@ -44,7 +50,7 @@ def decode_config(head_dim: int, itemsize: int) -> Config:
     row = triton.next_power_of_2(head_dim) * itemsize
     if row > 512:
         return Config(tile=32, stages=2, programs=1)
-    return Config(tile=32, programs=3) if row > 256 else Config()
+    return Config(tile=32 if row > 256 else 64 if row > 128 else 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +76,14 @@ class DecodeScratch:
 def decode_work(lengths: NDArray[np.int32], window: int | None, split: int) -> NDArray[np.int32]:
     """Return the work list of one batch, int32 [items, first_item[rows + 1]..., row_of_item[items]...].
 
-    An item is `split` tokens of a row, counted from the last multiple of ALIGN before the first token that the window shows.
+    An item is `split` tokens of a row, counted from the last multiple of ALIGN before the first token that the window shows; in rows that
+    would have more than LONG such items, it is 2 * split tokens.
     """
     if split <= 0 or split % ALIGN:
         raise ValueError(f"split must be a positive multiple of {ALIGN}, got {split}")
     low = np.maximum(lengths.astype(np.int64) - (NO_WINDOW if window is None else window), 0)
-    counts = -(-(lengths - low // ALIGN * ALIGN) // split)
+    spans = lengths - low // ALIGN * ALIGN
+    counts = -(-spans // np.where(spans > LONG * split, 2 * split, split))
     first = np.concatenate([[0], np.cumsum(counts)])
     return np.concatenate([first[-1:], first, np.repeat(np.arange(len(lengths)), counts)]).astype(np.int32)
 
@@ -97,7 +105,7 @@ def _attend(
     dims = tl.arange(0, D)
     tile = tl.arange(0, TILE)
     acc = tl.zeros([M, D], tl.float32)
-    total = tl.zeros([M], tl.float32)
+    total = tl.zeros([M, TILE], tl.float32)  # summed over its tokens at the end: a sum across warps costs three barriers per tile
     top = tl.full([M], -1e30, tl.float32)  # finite: a tile that is all below `low` must not give inf - inf
     ids = _block_ids(table, start, stop, BLOCK_SIZE, TILE)
     for first in range(start, stop, TILE):
@@ -116,42 +124,50 @@ def _attend(
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(top - higher)
-        total = total * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None] + weights
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = higher
         ids = next_ids
-    return acc, top, total
+    return acc, top, tl.sum(total, 1)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "window"],
+    do_not_specialize=["rows", "listed", "window"],
     do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"],
 )
 def _decode_kernel(
     query, keys, values, out, partial, sums,
-    tables, table_starts, lengths, work, rows, window,
+    tables, table_starts, lengths, work, rows, listed, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr,
-    SPLIT: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    SPLIT: tl.constexpr, LONG_SPAN: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program computes every num_programs-th pair of item and KV head."""
+    """One program computes every num_programs-th pair of item and KV head. listed: rows of items for which the work list has room."""
+    if EARLY:
+        gdc_launch_dependents()
     members = tl.arange(0, M)
     dims = tl.arange(0, D)
     valid = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    items = tl.load(work)
-    for unit in range(tl.program_id(0), items * KV_HEADS, tl.num_programs(0)):
+    row_of_item = work + 2 + rows
+    step = tl.num_programs(0)
+    # The row is loaded one unit ahead, at first before it is known whether there is such an item: one latency less before K and V.
+    next_row = tl.load(row_of_item + tl.program_id(0) // KV_HEADS, mask=tl.program_id(0) // KV_HEADS < listed, other=0)
+    for unit in range(tl.program_id(0), tl.load(work) * KV_HEADS, step):
         item = unit // KV_HEADS
         kv_head = unit % KV_HEADS
-        row = tl.load(work + 2 + rows + item)
+        row = next_row
+        next_row = tl.load(row_of_item + (unit + step) // KV_HEADS, mask=(unit + step) // KV_HEADS < listed, other=0)
         first_item = tl.load(work + 1 + row)
         pieces = tl.load(work + 2 + row) - first_item
         length = tl.load(lengths + row)
         low = tl.maximum(length - window, 0)
-        start = low // ALIGNED * ALIGNED + (item - first_item) * SPLIT
+        begin = low // ALIGNED * ALIGNED
+        split = tl.where(length - begin > LONG_SPAN, 2 * SPLIT, SPLIT)
+        start = begin + (item - first_item) * split
         heads = row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + members
         places = heads[:, None] * HEAD_DIM + dims[None, :]
         acc, top, total = _attend(
             tl.load(query + places, mask=valid, other=0.0), keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM,
-            tables + tl.load(table_starts + row), start, tl.minimum(start + SPLIT, length), low,
+            tables + tl.load(table_starts + row), start, tl.minimum(start + split, length), low,
             KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, TILE, M, D,
         )  # fmt: skip
         result = acc / total[:, None]
@@ -163,10 +179,23 @@ def _decode_kernel(
             tl.store(sums + heads, top + tl.log2(total), mask=members < GROUP)
 
 
+@triton.jit
+def _parts(
+    partial, sums, first, end, head, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What CHUNK items from `first` on left for one head: outputs [CHUNK, D] and their scales [CHUNK]; -inf from `end` on."""
+    items = first + tl.arange(0, CHUNK)
+    heads = items.to(tl.int64) * HEADS + head
+    dims = tl.arange(0, D)
+    inside = (items < end)[:, None] & (dims < HEAD_DIM)[None, :]
+    parts = tl.load(partial + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    return parts, tl.load(sums + heads, mask=items < end, other=-float("inf"))
+
+
 @triton.jit(do_not_specialize_on_alignment=["work"])
 def _merge_kernel(
     partial, sums, out, work,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program writes one head of one row that has no item (zeros) or more than one."""
     row = tl.program_id(0)
@@ -174,17 +203,17 @@ def _merge_kernel(
     dims = tl.arange(0, D)
     begin = tl.load(work + 1 + row)
     end = tl.load(work + 2 + row)
+    if EARLY:
+        gdc_wait()  # all programs: a kernel behind this one must find the other one's rows as well
     if end - begin == 1:
         return
     acc = tl.zeros([D], tl.float32)
     total = 0.0
     top = -float("inf")
-    for first in tl.range(begin, end, CHUNK, num_stages=3):
-        items = first + tl.arange(0, CHUNK)
-        heads = items.to(tl.int64) * HEADS + head
-        inside = (items < end)[:, None] & (dims < HEAD_DIM)[None, :]
-        parts = tl.load(partial + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-        scales = tl.load(sums + heads, mask=items < end, other=-float("inf"))
+    next_parts, next_scales = _parts(partial, sums, begin, end, head, HEADS, HEAD_DIM, CHUNK, D)
+    for first in range(begin, end, CHUNK):
+        parts, scales = next_parts, next_scales
+        next_parts, next_scales = _parts(partial, sums, first + CHUNK, end, head, HEADS, HEAD_DIM, CHUNK, D)
         higher = tl.maximum(top, tl.max(scales, 0))
         weights = tl.exp2(scales - higher)
         shrink = tl.exp2(top - higher)
@@ -214,59 +243,58 @@ def paged_attention_decode(
     grid = min(scratch.processors * config.programs, len(scratch.partial) * kv_heads)
     _decode_kernel[(grid,)](
         query, kv[0], kv[1], out, scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
-        rows, NO_WINDOW if window is None else window,
-        GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=pages.block_size, ALIGNED=ALIGN, SPLIT=config.split, TILE=config.tile,
-        M=max(16, triton.next_power_of_2(group)), D=width, num_warps=config.warps, num_stages=config.stages,
+        rows, len(work) - 2 - rows, NO_WINDOW if window is None else window,
+        GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=pages.block_size, ALIGNED=ALIGN, SPLIT=config.split,
+        LONG_SPAN=LONG * config.split, TILE=config.tile, M=max(16, triton.next_power_of_2(group)), D=width, EARLY=config.early,
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
-        scratch.partial, scratch.sums, out, work, HEADS=heads, HEAD_DIM=head_dim, CHUNK=MERGED_AT_ONCE, D=width, num_warps=4,
+        scratch.partial, scratch.sums, out, work, HEADS=heads, HEAD_DIM=head_dim, CHUNK=MERGED_AT_ONCE, D=width, EARLY=config.early,
+        num_warps=4, **({"launch_pdl": True} if config.early else {}),
     )  # fmt: skip
     return out
 
 
 def _check(query: Tensor, kv: Tensor, pages: Pages, scratch: DecodeScratch) -> None:
     """Refuse shapes and types that the kernels do not compute."""
-    rows, heads, head_dim = query.shape
+    heads, head_dim = query.shape[1:]
     if kv.ndim != 4 or kv.shape[0] != 2 or kv.shape[3] != head_dim or heads % kv.shape[2]:
         raise ValueError(f"kv must be [2, slots, a divisor of {heads}, {head_dim}], got {list(kv.shape)}")
     if kv.dtype != query.dtype or not (kv.is_contiguous() and query.is_contiguous()):
         raise ValueError(f"query and kv must be contiguous and of one dtype, got {query.dtype} and {kv.dtype}")
-    if pages.rows != rows or scratch.partial.shape[1:] != query.shape[1:]:
+    if pages.rows != len(query) or scratch.partial.shape[1:] != query.shape[1:]:
         raise ValueError(f"query has shape {list(query.shape)}, the pages {pages.rows} rows, the scratch {list(scratch.partial.shape)}")
-
-
-_NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))  # on gfx942 these configurations spill
 
 
 def _decode_export(name: str, head_dim: int, block_size: int, element: str = "bf16", registers: int = 168) -> Export:
     """The kernel as it is launched for 8 KV heads of 4 query heads each. registers: 168 let three programs run on a multiprocessor."""
     config = decode_config(head_dim, 4 if element == "fp32" else 2)
     pointers = dict.fromkeys(("query", "keys", "values", "out"), f"*{element}") | {"partial": "*fp32", "sums": "*fp32"}
-    lists = dict.fromkeys(("tables", "table_starts", "lengths", "work"), "*i32") | {"rows": "i32", "window": "i32"}
+    lists = dict.fromkeys(("tables", "table_starts", "lengths", "work"), "*i32") | dict.fromkeys(("rows", "listed", "window"), "i32")
     constants = {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ALIGNED": ALIGN, "SPLIT": config.split}
+    constants |= {"LONG_SPAN": LONG * config.split, "TILE": config.tile, "M": 16, "D": triton.next_power_of_2(head_dim), "EARLY": False}
     return Export(
         name=f"paged_attention_decode_{name}",
         kernel=_decode_kernel,
         signature=pointers | lists,
-        constants=constants | {"TILE": config.tile, "M": 16, "D": triton.next_power_of_2(head_dim)},
+        constants=constants,
         options={"num_warps": config.warps, "num_stages": config.stages},
         bands=Bands(registers=registers, mma={"sm_80": "HMMA", "sm_90": "HMMA"}, depth=2, wide_loads=0.5),
-        archs=_NVIDIA,
+        archs=ARCHS[:4],  # on gfx942 these configurations spill
     )
 
 
 EXPORTS = (
     _decode_export("128_block_16", 128, 16),
     _decode_export("128_block_64", 128, 64),
-    _decode_export("64_block_16", 64, 16),
+    _decode_export("64_block_32", 64, 32),
     _decode_export("256_block_16", 256, 16),
-    _decode_export("80_block_16", 80, 16),
     Export(
         name="paged_attention_decode_merge_128",
         kernel=_merge_kernel,
         signature={"partial": "*fp32", "sums": "*fp32", "out": "*bf16", "work": "*i32"},
-        constants={"HEADS": 32, "HEAD_DIM": 128, "CHUNK": MERGED_AT_ONCE, "D": 128},
+        constants={"HEADS": 32, "HEAD_DIM": 128, "CHUNK": MERGED_AT_ONCE, "D": 128, "EARLY": False},
         options={"num_warps": 4},
-        bands=Bands(registers=96),
+        bands=Bands(registers=128),
     ),
 )

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
+from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.rows import check_rows
 
 _WARP = 32
@@ -54,6 +55,24 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
     check_rows((weight,), (width,), x.dtype)
     if tokens:
         block = triton.next_power_of_2(width)
-        warps = min(max(block // (_WARP * _PER_THREAD), 1), _MOST_WARPS)
-        _rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, ADD=add, num_warps=warps)
+        _rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, ADD=add, num_warps=_warps(block))
     return out
+
+
+def _warps(block: int) -> int:
+    return min(max(block // (_WARP * _PER_THREAD), 1), _MOST_WARPS)
+
+
+def _export(width: int, *, add: bool) -> Export:
+    block = triton.next_power_of_2(width)
+    return Export(
+        name=f"{'add_rms_norm' if add else 'rms_norm'}_{width}",
+        kernel=_rms_norm_kernel,
+        signature=dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"eps": "fp32"},
+        constants={"WIDTH": width, "BLOCK": block, "ADD": add},
+        options={"num_warps": _warps(block)},
+        bands=Bands(registers=64, wide_loads=1.0),
+    )
+
+
+EXPORTS = (_export(1024, add=False), _export(4096, add=False), _export(4096, add=True))

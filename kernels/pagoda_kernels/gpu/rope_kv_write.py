@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.rows import check_rows
 
 _TILE = 1024  # elements of each half of its heads in a program
@@ -135,9 +136,8 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     _check(qkv, turn, place, norms, query)
     tokens, heads, head_dim = query.shape
     pool, kv_heads = place.kv.shape[1:3]
-    half_block = triton.next_power_of_2(head_dim // 2)
     total = heads + 2 * kv_heads
-    group = min(max(_TILE // half_block, 1), triton.next_power_of_2(total))
+    group, half_block = _cut(total, head_dim)
     if tokens:
         _rope_kv_write_kernel[(tokens, triton.cdiv(total, group))](
             qkv,
@@ -163,6 +163,12 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     return query
 
 
+def _cut(total: int, head_dim: int) -> tuple[int, int]:
+    """Heads of a program, and the lanes of half a head."""
+    half_block = triton.next_power_of_2(head_dim // 2)
+    return min(max(_TILE // half_block, 1), triton.next_power_of_2(total)), half_block
+
+
 def _check(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | None, query: Tensor) -> None:
     tokens, heads, head_dim = query.shape
     pool, kv_heads = place.kv.shape[1:3]
@@ -176,3 +182,19 @@ def _check(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | None, que
     check_rows((place.slots,), (tokens,), torch.int64)
     if norms is not None:
         check_rows((norms.query, norms.key), (head_dim,), qkv.dtype)
+
+
+def _export(heads: int, kv_heads: int, head_dim: int, *, norm: bool) -> Export:
+    group, half_block = _cut(heads + 2 * kv_heads, head_dim)
+    tensors = dict.fromkeys(("qkv", "cos", "sin", "kv", "query_norm", "key_norm", "query"), "*bf16")
+    return Export(
+        name=f"rope_kv_write_{heads}_{kv_heads}_{head_dim}{'_norm' if norm else ''}",
+        kernel=_rope_kv_write_kernel,
+        signature=tensors | {"positions": "*i32", "slots": "*i64", "pool": "i64", "eps": "fp32"},
+        constants={"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "NORM": norm, "GROUP": group, "HALF_BLOCK": half_block},
+        options={"num_warps": max(group * half_block // _PER_WARP, 1), "enable_fp_fusion": False},
+        bands=Bands(registers=128, wide_loads=0.7),
+    )
+
+
+EXPORTS = (_export(32, 8, 128, norm=False), _export(16, 8, 128, norm=True))

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.rows import check_rows
 
 _BLOCK = 1024  # columns of a program: 8 to a thread of 4 warps, one 128-bit load of bf16 from each half
@@ -42,3 +43,15 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     if tokens:
         _silu_mul_kernel[(tokens, triton.cdiv(width, _BLOCK))](gate_up, out, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS)
     return out
+
+
+EXPORTS = (
+    Export(
+        name="silu_mul_14336",
+        kernel=_silu_mul_kernel,
+        signature={"gate_up": "*bf16", "out": "*bf16"},
+        constants={"WIDTH": 14336, "BLOCK": _BLOCK},
+        options={"num_warps": _WARPS},
+        bands=Bands(registers=64, wide_loads=1.0),
+    ),
+)

@@ -114,8 +114,8 @@ def test_what_keeps_its_bands_ships():
         ("sm_89", {}, "multiplied by HGMMA, HMMA is expected"),
         ("sm_90", {"mma": {"HGMMA": 4, "HMMA": 2}}, "HGMMA is expected"),
         ("sm_90", {"mma": {}}, "multiplied by nothing"),
-        ("sm_90", {"depth": 1}, "1 loads in flight, at least 2"),
-        ("sm_90", {"depth": None}, "not pipelined"),
+        ("sm_90", {"depth": 1}, "1 loads stay in flight, a depth of 2"),
+        ("sm_90", {"depth": None}, "nothing is loaded ahead"),
         ("sm_90", {"wide": 19}, "19 of 24 loads are of 128 bits"),
     ],
 )
@@ -226,7 +226,7 @@ def runs(tmp_path_factory):
     [
         "spills on sm_90: registers are spilled",
         "too large on sm_90: 262144 bytes of shared memory, the device has 232448",
-        "not pipelined on sm_90: 0 loads in flight, at least 1 are expected",
+        "not pipelined on sm_90: nothing is loaded ahead, a depth of 0 is expected",
         "too few rows on sm_90: matrices are multiplied by HMMA, HGMMA is expected",
         "hungry on sm_90: ",
         "narrow on sm_90: 0 of 8 loads are of 128 bits",

@@ -94,7 +94,7 @@ class LocalEngine(EngineLink):
     async def run(self) -> None:
         await self._ended.wait()
         if not self._stopping:
-            raise cause_of(self._code, self._failed)
+            raise cause_of(self._code, self._failed, self._replica.device.fault)
 
     async def shutdown(self, grace_s: float) -> None:
         self._stopping = True

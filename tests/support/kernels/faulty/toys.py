@@ -40,7 +40,7 @@ def _copy(name, kernel, bands):
 EXPORTS = (
     _product("spills", Bands(), 128, 256, 32, 4, 2),
     _product("too large", Bands(), 128, 128, 128, 8, 4),
-    _product("not pipelined", Bands(depth=1), 64, 64, 64, 4, 1),
+    _product("not pipelined", Bands(depth=0), 64, 64, 64, 4, 1),
     _product("too few rows", Bands(mma={"sm_90": "HGMMA"}), 16, 64, 64, 4, 3),
     _product("hungry", Bands(registers=32), 64, 64, 64, 4, 3),
     _copy("narrow", _every_third, Bands(wide_loads=0.5)),

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,14 +19,19 @@ from numpy.typing import NDArray
 from pagoda_kernels.gpu.sample import Draws, SampleScratch, greedy, sample
 from torch import Tensor
 
-from pagoda_daemon.core.batch import GREEDY, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.batch import GREEDY, RowError, StepPlan, StepResult, WorkerLimits
+from pagoda_daemon.core.sampling import DRAW, OFF
+from pagoda_daemon.gpu.forward import GpuForward
+from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.answer import Likeliest, answer, sampled, wanted_logits
 from pagoda_daemon.runner.feedback import Feedback
-from pagoda_daemon.runner.gpu.forward import GpuForward
 from pagoda_daemon.runner.pool import pool
 from pagoda_daemon.runner.probe import one_token
 from pagoda_daemon.runner.sampler import Sampler
+
+_DRAWN: Final = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""What the device draws by. A step with more is sampled by the host."""
 
 
 class Launched:
@@ -57,6 +63,7 @@ class GpuWorker:
         # What a plan does not know yet is of the two steps before it: more are never in flight.
         self._scratch = SampleScratch.of(forward.rows + 1, limits.vocab_size, forward.kv.data.device)
         self._unheard: deque[Launched] = deque(maxlen=2)
+        self._memory = MemoryPattern(forward.kv.data.device)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launch and wait."""
@@ -67,13 +74,29 @@ class GpuWorker:
         """Compute `plan` behind the steps launched before."""
         if plan.copies.size:
             self.forward.copy_blocks(plan.copies)
+        memory = self._memory.check() if self._holds_deep_check(plan) else None
         launched = self._later(plan) if _on_device(plan) else self._now(plan)
+        if memory is not None:
+            launched = self._with_memory(launched, memory)
         self._unheard.append(launched)
         return launched
 
     def probe(self) -> None:
         self._unheard.clear()
         self.execute(one_token(block=self.limits.blocks_total))
+
+    def _holds_deep_check(self, plan: StepPlan) -> bool:
+        """It has the row behind all of the requests' (`scheduler.extra_row`)."""
+        return bool(plan.rows.size and plan.rows[-1] == self.forward.rows)
+
+    def _with_memory(self, launched: Launched, memory: Tensor) -> Launched:
+        """What the pattern found becomes the deep check's error."""
+
+        def finish() -> StepResult:
+            result, why = launched.result(), self._memory.finding(memory)
+            return result if why is None else replace(result, errors=(*result.errors, RowError(self.forward.rows, why)))
+
+        return Launched(finish)
 
     def _later(self, plan: StepPlan) -> Launched:
         """Nothing of it is known when this returns."""
@@ -121,15 +144,14 @@ def _on_device(plan: StepPlan) -> bool:
         return True
     random = sampling.random
     alone = not sampling.shaped and all(part is None for part in (sampling.top_logprobs, sampling.scored, sampling.masks, sampling.pooled))
-    return alone and (random is None or not (random["top_n_sigma"] > 0).any())
+    return alone and (random is None or not any((random[name] != OFF[name]).any() for name in set(DRAW.names or ()) - set(_DRAWN)))
 
 
 def _draws(plan: StepPlan) -> dict[str, NDArray[np.generic]]:
     random = plan.sampling.random
     if random is None:
         return {}
-    names = ("temperature", "top_k", "top_p", "min_p")
-    found = {name: np.ascontiguousarray(random[name]) for name in names}
+    found = {name: np.ascontiguousarray(random[name]) for name in _DRAWN if name != "seed"}
     return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "position": plan.lengths[plan.sample].astype(np.int32), **found}
 
 

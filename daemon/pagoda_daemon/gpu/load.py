@@ -18,6 +18,9 @@ from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
 
 from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.gpu.forward import GpuForward
+from pagoda_daemon.gpu.inputs import Shape, buckets
+from pagoda_daemon.gpu.worker import GpuWorker
 from pagoda_daemon.lora.load import Bounds, load_adapter
 from pagoda_daemon.lora.modules import adapter_bytes
 from pagoda_daemon.model.attention import KvCache
@@ -27,9 +30,6 @@ from pagoda_daemon.model.fused import FusedDecoder, not_fused
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
-from pagoda_daemon.runner.gpu.forward import GpuForward
-from pagoda_daemon.runner.gpu.inputs import Shape, buckets
-from pagoda_daemon.runner.gpu.worker import GpuWorker
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
 from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagoda_daemon.runner.gpu.inputs import fill, places
+from pagoda_daemon.gpu.inputs import fill, places
 
 _BUFFERS: Final = 6
 _WORDS: Final = 2**16

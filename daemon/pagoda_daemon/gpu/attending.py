@@ -14,7 +14,7 @@ from pagoda_kernels.gpu.paged_attention_prefill import paged_attention_prefill
 from pagoda_kernels.gpu.pages import Pages
 from torch import Tensor
 
-from pagoda_daemon.runner.gpu.inputs import work_name
+from pagoda_daemon.gpu.inputs import work_name
 
 
 @dataclass(frozen=True, slots=True)

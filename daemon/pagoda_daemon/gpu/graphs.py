@@ -1,4 +1,4 @@
-"""DecodeGraphs: the forward pass of steps that only decode, captured once per number of rows and replayed. Made by `runner.gpu.forward`.
+"""DecodeGraphs: the forward pass of steps that only decode, captured once per number of rows and replayed. Made by `gpu.forward`.
 
 A captured step costs one launch instead of eight per layer. Rows are padded to the next captured number. The largest graph is captured
 first, and all share one pool of memory, so that together they hold what the largest needs.
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pagoda_daemon.core.batch import StepPlan
-from pagoda_daemon.runner.gpu.inputs import Arrays, Shape, decode_arrays, places, work_name
-from pagoda_daemon.runner.gpu.staging import Staging, views
+from pagoda_daemon.gpu.inputs import Arrays, Shape, decode_arrays, places, work_name
+from pagoda_daemon.gpu.staging import Staging, views
 
 Pass = Callable[[Mapping[str, Tensor], int, Tensor], None]
 """Captured: from a step's arrays on the device and its number of rows, the logits [rows, vocab] into the last argument."""

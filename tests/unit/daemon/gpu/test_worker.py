@@ -7,17 +7,21 @@ import pytest
 import torch
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
+from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
+from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
+from pagoda_daemon.gpu.load import warm_worker
+from pagoda_daemon.gpu.memory_pattern import MemoryPattern
+from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
-from pagoda_daemon.runner.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
-from pagoda_daemon.runner.gpu.load import warm_worker
-from pagoda_daemon.runner.gpu.staging import Staging
 from pagoda_daemon.runner.model_worker import ModelWorker
+from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
+from pagoda_daemon.scheduler.limits import Limits
 from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import device
 from support.engine.native_reference import shape, weights_of
@@ -195,6 +199,40 @@ def test_a_number_that_is_no_token_does_not_end_the_device():
     ours.execute(batch.step((5, 9)))
     ours.forward.note(*(torch.tensor([0], dtype=dtype, device=device()) + add for dtype, add in ((torch.int64, 0), (torch.int32, 10**9))))
     assert ours.execute(batch.step((1, 1))).rows.tolist() == [0, 1]
+
+
+def test_a_deep_check_finds_memory_that_changed_since_the_last_one_and_no_request_hears_of_it():
+    ours, theirs = workers(spec := shape())
+    batch, limits = Batch(prompts(spec.vocab_size, (5,))), Limits.of(ours.limits, ROWS, 64)
+
+    def step(counts, *, checked=True):
+        plan = batch.step(counts)
+        plan = with_extra_row(plan, DeepCheckPrompt(1, (3, 4)), limits) if checked else plan
+        found = ours.execute(plan)
+        others, answer = without_extra_row(found, ROWS)
+        expected = without_extra_row(theirs.execute(plan), ROWS)
+        same(others, expected[0])
+        assert answer.token == expected[1].token
+        return answer.error
+
+    assert step((5,)) is None
+    ours._memory._ours[1000] ^= 1 << 30
+    assert step((1,), checked=False) is None, "only a deep check looks"
+    assert step((1,)) == "1 of 262144 words of a test pattern in the device's memory have changed"
+
+
+def test_every_bit_of_the_pattern_is_turned_by_each_check_and_each_word_is_its_own():
+    pattern = MemoryPattern(torch.device(device()))
+    first = pattern._ours.clone()
+    assert first.unique().numel() == first.numel()
+    assert pattern.finding(pattern.check()) is None
+    assert bool((pattern._ours ^ first == -1).all())
+    pattern._ours.copy_(pattern._ours.roll(1))
+    assert pattern.finding(pattern.check()) is not None, "words that lie in one another's places"
+    assert (
+        pattern.finding(pattern.check())
+        == f"{first.numel()} of {first.numel()} words of a test pattern in the device's memory have changed"
+    ), "for good"
 
 
 def test_every_array_begins_at_sixteen_bytes_and_none_overlaps_another():

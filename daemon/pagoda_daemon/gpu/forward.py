@@ -1,4 +1,4 @@
-"""GpuForward: a plan → its logits on the device, without waiting for it. Made by `runner.gpu.load`, called by the worker.
+"""GpuForward: a plan → its logits on the device, without waiting for it. Made by `gpu.load`, called by the worker.
 
 A step that only decodes replays a graph; any other launches its kernels one by one. Tokens that were sampled in the step before are taken
 from `last`, on the device: the host may not know them yet.
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from pagoda_daemon.core.arrays import Ints
 from pagoda_daemon.core.batch import LAST_SAMPLED, StepPlan
+from pagoda_daemon.gpu.attending import StepAttention, decodes_of, prompts_of
+from pagoda_daemon.gpu.graphs import DecodeGraphs
+from pagoda_daemon.gpu.inputs import Arrays, Shape, bucket_of, buckets, leading, mixed_arrays, work_name
+from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.fused import FusedDecoder, FusedStep
 from pagoda_daemon.model.lowrank import Adapter, adapted
-from pagoda_daemon.runner.gpu.attending import StepAttention, decodes_of, prompts_of
-from pagoda_daemon.runner.gpu.graphs import DecodeGraphs
-from pagoda_daemon.runner.gpu.inputs import Arrays, Shape, bucket_of, buckets, leading, mixed_arrays, work_name
-from pagoda_daemon.runner.gpu.staging import Staging
 
 _MOST_ITEMS: Final = 8192
 """Pieces of decode attention in a captured step: 4 M tokens of context, and 134 MB of partial sums at 32 heads of 128."""

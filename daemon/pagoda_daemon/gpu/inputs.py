@@ -1,4 +1,4 @@
-"""A plan as flat arrays for the device: pure, numpy only. Called by `runner.gpu.forward`.
+"""A plan as flat arrays for the device: pure, numpy only. Called by `gpu.forward`.
 
 All arrays of a step travel as one buffer in one copy. Each begins at a multiple of 16 bytes: a kernel is compiled anew for pointers that
 are not aligned.

@@ -1,0 +1,41 @@
+"""What paged_attention_prefill ships, for the gate: heads of three sizes, a window, and blocks of 64."""
+
+from __future__ import annotations
+
+import torch
+
+from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.paged_attention_prefill import _paged_attention_prefill_kernel, choose_config
+
+_HEADS, _KV_HEADS = 32, 8
+_NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
+_LARGE = ("sm_80", "sm_90", "sm_100")  # those whose shared memory holds tiles of heads over 64; sm_89's does not
+_MMA = {"sm_80": "HMMA", "sm_89": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}
+_MAIN = ("sm_80", "sm_90")
+
+
+def _export(name: str, head_dim: int, block_size: int, archs: tuple[str, ...], *, window: bool = False) -> Export:
+    config = choose_config(head_dim, torch.bfloat16)
+    pointers = dict.fromkeys(("query", "keys", "values", "out"), "*bf16")
+    lists = dict.fromkeys(("tables", "table_starts", "lengths", "starts", "work"), "*i32")
+    numbers = {"window": "i32", "slots": "i32", "scale": "fp32"}
+    return Export(
+        name=f"paged_attention_prefill_{name}",
+        kernel=_paged_attention_prefill_kernel,
+        signature=pointers | lists | numbers,
+        constants={"key_blocks": None, "value_blocks": None}
+        | {"HEADS": _HEADS, "KV_HEADS": _KV_HEADS, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": config.block_m}
+        | {"BLOCK_N": config.block_n, "WINDOW": window, "DESCRIPTORS": False},
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        bands=Bands(registers=255, mma=_MMA, depth=config.num_stages - 2),
+        archs=archs,
+    )
+
+
+EXPORTS = (
+    _export("64_block_16", 64, 16, _NVIDIA),
+    _export("128_block_16", 128, 16, _LARGE),
+    _export("128_block_64", 128, 64, _MAIN),
+    _export("128_block_16_window", 128, 16, _MAIN, window=True),
+    _export("256_block_16", 256, 16, _MAIN),
+)
