@@ -12,6 +12,8 @@ from pagoda_kernels.gpu.pages import Pages
 from pagoda_kernels.reference import paged_attention as reference
 from pagoda_kernels.testing import KIND_OF, assert_close, device
 
+pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
+
 SMALL = Config(tile=32, stages=2, split=64)  # splits of 64 tokens: several of them in few tokens
 LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 130, 200]
 

@@ -12,6 +12,8 @@ from pagoda_kernels.reference.sample import Draw
 from pagoda_kernels.testing import device
 from torch import Tensor
 
+pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
+
 _TYPES = {"top_k": torch.int32, "position": torch.int32, "seed": torch.int64}
 # One of each kind and all together; -1 and 1.0 are off as well; seeds use all their bits.
 _KINDS = [
