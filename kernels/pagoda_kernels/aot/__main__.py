@@ -1,7 +1,8 @@
 """`python -P -m pagoda_kernels.aot [--check | --bands]`: compiles every export of the GPU ops for every arch, without a GPU.
 
 Refuses what does not compile, does not fit, spills, or leaves its bands (exports.py). Then it rewrites the ledger; with --check it
-compares, and writes nothing; with --bands it leaves the ledger alone, for a version of Triton that is not the locked one.
+compares, writes nothing, and compiles only what the ledger does not prove; with --bands it leaves the ledger alone, for a version of
+Triton that is not the locked one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 import triton
 from triton import knobs
 
-from pagoda_kernels.aot.compiled import NotCompiled, facts_of
+from pagoda_kernels.aot.compiled import NotCompiled, facts_of, identity
 from pagoda_kernels.aot.facts import Facts, refusals
-from pagoda_kernels.aot.ledger import Ledger, drift
+from pagoda_kernels.aot.ledger import Ledger, drift, proof
 from pagoda_kernels.exports import Export
 
 
@@ -42,10 +43,14 @@ def main(arguments: Sequence[str]) -> int:
     if knobs.runtime.interpret:
         sys.stderr.write("nothing is compiled while TRITON_INTERPRET is set\n")
         return 1
-    results = _judged(_exports(options.package))
+    exports = _exports(options.package)
+    kept = Ledger.parsed(options.ledger.read_text(encoding="utf-8")) if options.check else Ledger("", {})
+    proven = {export.name for export in exports if kept.proves(export.name, identity(export))}
+    results = [_Result(name, arch, facts, []) for name in proven for arch, facts in kept.kernels[name].items()]
+    results += _judged([export for export in exports if export.name not in proven])
     lines = [f"{one.name} on {one.arch}: {line}" for one in results for line in one.refusals]
     if not (lines or options.bands):
-        lines = _recorded(results, options.ledger, check=options.check)
+        lines = _recorded(_ledger(exports, results), kept, options.ledger, check=options.check)
     sys.stderr.writelines(f"{line}\n" for line in lines)
     return 1 if lines else 0
 
@@ -91,17 +96,21 @@ def _judge(export: Export, arch: str) -> _Result:
     return _Result(export.name, arch, facts, refusals(arch, facts, export.bands))
 
 
-def _recorded(results: Sequence[_Result], path: Path, *, check: bool) -> list[str]:
-    """The ledger, rewritten or compared: what is wrong with it."""
+def _ledger(exports: Sequence[Export], results: Sequence[_Result]) -> Ledger:
     kernels: dict[str, dict[str, Facts]] = {}
     for one in results:
         if one.facts is not None:
             kernels.setdefault(one.name, {})[one.arch] = one.facts
-    now = Ledger(triton.__version__, kernels)
+    proofs = {export.name: proof(identity(export), kernels[export.name]) for export in exports if export.name in kernels}
+    return Ledger(triton.__version__, kernels, proofs)
+
+
+def _recorded(now: Ledger, kept: Ledger, path: Path, *, check: bool) -> list[str]:
+    """The ledger, rewritten or compared: what is wrong with it."""
     if not check:
         path.write_text(now.text(), encoding="utf-8")
         return []
-    differences = drift(Ledger.parsed(path.read_text(encoding="utf-8")), now)
+    differences = drift(kept, now)
     return [*differences, f"{path} is out of date: run make generate"] if differences else []
 
 

@@ -32,6 +32,20 @@ def facts_of(export: Export, arch: str) -> Facts:
     return nvidia_facts(binary.asm["ptx"], _usage(binary.asm["cubin"]), shared=shared, warps=warps)
 
 
+def identity(export: Export) -> str:
+    """All that decides about its binaries and how they are judged: the kernel's source with all that it calls, types, constants, options,
+    bands and the version of Triton."""
+    kernel = export.kernel.cache_key
+    launch = (
+        sorted(export.signature.items()),
+        sorted(export.constants.items()),
+        sorted(export.options.items()),
+        export.aligned,
+        export.archs,
+    )
+    return repr((triton.__version__, kernel, launch, export.bands))
+
+
 def _target(arch: str) -> Any:
     return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32) if arch.startswith("sm_") else GPUTarget("hip", arch, 64)
 

@@ -1,13 +1,14 @@
 """The ledger: facts of every shipped binary, kept in the repository, so that a change of them is seen where it is made. Pure.
 
-{"triton": "3.9.0", "kernels": {NAME: {ARCH: {"shared": 0, …}}}}
+{"triton": "3.9.0", "kernels": {NAME: {ARCH: {"shared": 0, …}}}, "proofs": {NAME: "…"}}
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from pagoda_kernels.aot.facts import Facts
@@ -18,10 +19,11 @@ TOLERATED: Final = {"shared": 0.0, "registers": 0.1, "loads": 0.25, "wide": 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`kernels`: facts by the export's name and the arch. They are those of one version of Triton."""
+    """`kernels`: facts by the export's name and the arch. They are those of one version of Triton. `proofs`: see `proof`."""
 
     triton: str
     kernels: Mapping[str, Mapping[str, Facts]]
+    proofs: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parsed(cls, text: str) -> Ledger:
@@ -30,12 +32,25 @@ class Ledger:
         return cls(
             document["triton"],
             {name: {arch: Facts(**facts) for arch, facts in archs.items()} for name, archs in document["kernels"].items()},
+            document.get("proofs", {}),
         )
 
     def text(self) -> str:
         """One line per binary."""
         kernels = ",\n".join(f"  {json.dumps(name)}: {{\n{_archs(archs)}\n  }}" for name, archs in sorted(self.kernels.items()))
-        return f'{{\n "triton": {json.dumps(self.triton)},\n "kernels": {{{kernels and f"{chr(10)}{kernels}{chr(10)} "}}}\n}}\n'
+        body = f"\n{kernels}\n " if kernels else ""
+        proofs = json.dumps(dict(sorted(self.proofs.items())))
+        return f'{{\n "triton": {json.dumps(self.triton)},\n "kernels": {{{body}}},\n "proofs": {proofs}\n}}\n'
+
+    def proves(self, name: str, identity: str) -> bool:
+        """Whether the facts of `name` are those found when an export of `identity` was compiled: compiling again would find the same."""
+        return name in self.kernels and self.proofs.get(name) == proof(identity, self.kernels[name])
+
+
+def proof(identity: str, archs: Mapping[str, Facts]) -> str:
+    """Binds what was compiled to what was found, so that a change of either is seen without compiling."""
+    found = json.dumps([identity, {arch: asdict(facts) for arch, facts in archs.items()}], sort_keys=True)
+    return hashlib.sha256(found.encode()).hexdigest()[:16]
 
 
 def _archs(archs: Mapping[str, Facts]) -> str:

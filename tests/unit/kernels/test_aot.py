@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from pagoda_kernels.aot import __main__ as aot
 from pagoda_kernels.aot.facts import Facts, amd_facts, nvidia_facts, refusals
-from pagoda_kernels.aot.ledger import Ledger, drift
+from pagoda_kernels.aot.ledger import Ledger, drift, proof
 from pagoda_kernels.exports import Bands
 
 FACTS = Facts(
@@ -179,6 +179,16 @@ def test_a_ledger_has_every_binary_and_no_other():
 )
 def test_a_ledger_is_what_was_written(kept):
     assert Ledger.parsed(kept.text()) == kept
+
+
+def test_what_was_compiled_is_proven_until_it_or_what_was_found_changes():
+    kept = {"copy": {"sm_90": FACTS}}
+    ledger = Ledger.parsed(Ledger("3.9.0", kept, {"copy": proof("source", kept["copy"])}).text())
+    assert ledger.proves("copy", "source")
+    assert not ledger.proves("copy", "other source")
+    assert not ledger.proves("other", "source")
+    assert not replace(ledger, kernels={"copy": {"sm_90": replace(FACTS, registers=FACTS.registers + 1)}}).proves("copy", "source")
+    assert not replace(ledger, proofs={}).proves("copy", "source")
 
 
 def test_nothing_is_compiled_while_kernels_are_interpreted(monkeypatch, capsys):

@@ -26,6 +26,8 @@ from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import device
 from support.engine.native_reference import shape, weights_of
 
+pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
+
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
 SHAPES = {
     "norms on queries and keys, biases": {"qk_norm": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True},

@@ -15,6 +15,8 @@ from pagoda_kernels.reference.paged_attention import paged_attention
 from pagoda_kernels.testing import KIND_OF, assert_close, device
 from torch import Tensor
 
+pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
+
 SMALL = Config(block_m=32, block_n=32, num_warps=4, num_stages=2)
 """Tiles so small that a hundred tokens have many edges."""
 LONGER = replace(SMALL, block_n=64)

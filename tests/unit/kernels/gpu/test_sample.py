@@ -12,6 +12,8 @@ from pagoda_kernels.reference.sample import Draw
 from pagoda_kernels.testing import device
 from torch import Tensor
 
+pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
+
 _TYPES = {"top_k": torch.int32, "position": torch.int32, "seed": torch.int64}
 # One of each kind and all together; -1 and 1.0 are off as well; seeds use all their bits.
 _KINDS = [
@@ -84,6 +86,14 @@ def test_strided_rows_are_read_where_they_are_and_no_rows_are_no_tokens() -> Non
     wide[:, 150:] = torch.nan
     _same(greedy(wide.to(device())[:, :150]), tuple(one.to(device()) for one in reference.greedy(wide[:, :150])))
     assert greedy(wide.to(device())[:0])[0].shape == (0,)
+
+
+def test_rows_may_lie_further_apart_than_an_int32_counts() -> None:
+    near = _logits(3, 70).bfloat16()
+    far = torch.empty_strided((3, 70), (2**30 + 16, 1), dtype=torch.bfloat16, device=device())
+    far.copy_(near)
+    draws = [Draw(1.0, seed=1), Draw(1.0, seed=2), Draw(1.0, top_k=20, seed=3)]
+    _same(_sampled(far, draws), reference.sample(near, draws))
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 1000, 4099])
