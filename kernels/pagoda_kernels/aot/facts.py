@@ -73,7 +73,7 @@ def nvidia_facts(ptx: str, usage: str, *, shared: int, warps: int) -> Facts:
         spills=used["STACK"] + used["LOCAL"],
         mma=dict(sorted(Counter(filter(None, (_mma(name) for name, _ in codes))).items())),
         depth=max(waits, default=None),
-        tma=sum(name.startswith("cp.async.bulk.tensor") and ".shared::cluster.global" in name for name, _ in codes),
+        tma=sum(name.startswith("cp.async.bulk.tensor") and ".global.mbarrier" in name for name, _ in codes),
         loads=len(widths),
         wide=sum(width >= _WIDE for width in widths),
         converts=sum(name.startswith("cvt.") and _FLOAT.search(name) is not None for name, _ in codes),

@@ -45,9 +45,11 @@ class Config:
             raise ValueError(f"split must be a multiple of {ALIGN} and of the tile {self.tile}, got {self.split}")
 
 
-def decode_config(head_dim: int, itemsize: int) -> Config:
+def decode_config(head_dim: int, itemsize: int, *, amd: bool = torch.version.hip is not None) -> Config:
     """Return the configuration for a head dimension and the bytes of one element of the KV cache."""
     row = triton.next_power_of_2(head_dim) * itemsize
+    if amd:
+        return Config(tile=32, stages=2)  # larger tiles spill scalar registers on gfx942
     if row > 512:
         return Config(tile=32, stages=2, programs=1)
     return Config(tile=32 if row > 256 else 64 if row > 128 else 128)
@@ -266,29 +268,27 @@ def _check(query: Tensor, kv: Tensor, pages: Pages, scratch: DecodeScratch) -> N
         raise ValueError(f"query has shape {list(query.shape)}, the pages {pages.rows} rows, the scratch {list(scratch.partial.shape)}")
 
 
-def _decode_export(name: str, head_dim: int, block_size: int, element: str = "bf16", registers: int = 168) -> Export:
-    """The kernel as it is launched for 8 KV heads of 4 query heads each. registers: 168 let three programs run on a multiprocessor."""
-    config = decode_config(head_dim, 4 if element == "fp32" else 2)
-    pointers = dict.fromkeys(("query", "keys", "values", "out"), f"*{element}") | {"partial": "*fp32", "sums": "*fp32"}
+def _decode_export(head_dim: int, block_size: int, archs: tuple[str, ...] = ARCHS[:4]) -> Export:
+    """The kernel as it is launched for 8 KV heads of 4 query heads each. 168 registers let three programs run on a multiprocessor."""
+    config = decode_config(head_dim, 2, amd=archs[0].startswith("gfx"))
+    pointers = dict.fromkeys(("query", "keys", "values", "out"), "*bf16") | {"partial": "*fp32", "sums": "*fp32"}
     lists = dict.fromkeys(("tables", "table_starts", "lengths", "work"), "*i32") | dict.fromkeys(("rows", "listed", "window"), "i32")
     constants = {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ALIGNED": ALIGN, "SPLIT": config.split}
     constants |= {"LONG_SPAN": LONG * config.split, "TILE": config.tile, "M": 16, "D": triton.next_power_of_2(head_dim), "EARLY": False}
     return Export(
-        name=f"paged_attention_decode_{name}",
+        name=f"paged_attention_decode_{head_dim}_block_{block_size}" + ("_amd" if archs == ARCHS[4:] else ""),
         kernel=_decode_kernel,
         signature=pointers | lists,
         constants=constants,
         options={"num_warps": config.warps, "num_stages": config.stages},
-        bands=Bands(registers=registers, mma={"sm_80": "HMMA", "sm_90": "HMMA"}, depth=2, wide_loads=0.5),
-        archs=ARCHS[:4],  # on gfx942 these configurations spill
+        bands=Bands(registers=168, mma={"sm_80": "HMMA", "sm_90": "HMMA", "gfx942": "MFMA"}, depth=2, wide_loads=0.5),
+        archs=archs,
     )
 
 
 EXPORTS = (
-    _decode_export("128_block_16", 128, 16),
-    _decode_export("128_block_64", 128, 64),
-    _decode_export("64_block_32", 64, 32),
-    _decode_export("256_block_16", 256, 16),
+    *(_decode_export(head_dim, block_size) for head_dim, block_size in ((128, 16), (128, 64), (64, 32), (256, 16))),
+    _decode_export(128, 16, ARCHS[4:]),
     Export(
         name="paged_attention_decode_merge_128",
         kernel=_merge_kernel,

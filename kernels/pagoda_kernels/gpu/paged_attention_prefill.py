@@ -8,7 +8,7 @@ any batch and in any chunks of its prompt.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from pagoda_kernels.gpu.paged_attention_prefill_ahead import _hidden, _paged_attention_prefill_ahead_kernel, _tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,15 +38,10 @@ class Config:
     num_stages: int
     descriptors: bool = False
     """Fetch a tile of keys by one copy of a block (TMA), where a tile is a block; elsewhere by a load per key, as without."""
-
-
-@triton.jit
-def _tile(work, starts, lengths, item):
-    """The tile of a program: its row, the row's first token, its queries, its length, and the tile's first query in the row."""
-    row = tl.load(work + 1 + item)
-    first = tl.load(work + 1 + tl.load(work) + item)
-    start = tl.load(starts + row)
-    return row, start, tl.load(starts + row + 1) - start, tl.load(lengths + row), first
+    held: bool = False
+    """Hold the queries in registers: shared memory is then read for keys and values only. Types of 2 bytes."""
+    ahead: bool = False
+    """With descriptors: scores one tile ahead, so that both products run under the softmax. Types of 2 bytes."""
 
 
 @triton.jit
@@ -55,15 +52,6 @@ def _ids(tables, start, stop, columns, BLOCK_SIZE: tl.constexpr, DESCRIPTORS: tl
     else:
         ids = tl.load(tables + start // BLOCK_SIZE + columns // BLOCK_SIZE, mask=start + columns < stop, other=0)
     return ids
-
-
-@triton.jit
-def _hidden(score, column, position, window, WINDOW: tl.constexpr):
-    """Take from `score` what a line at `position` does not see."""
-    seen = column <= position
-    if WINDOW:
-        seen = seen & (column > position - window)
-    return tl.where(seen, score, float("-inf"))
 
 
 @triton.jit
@@ -81,7 +69,6 @@ def _softmax(score, best, total, scale, WINDOW: tl.constexpr):
 @triton.jit(do_not_specialize=["window", "slots"])
 def _paged_attention_prefill_kernel(
     query,
-    keys,
     values,
     key_blocks,
     value_blocks,
@@ -94,6 +81,7 @@ def _paged_attention_prefill_kernel(
     window,
     slots,
     scale,
+    keys,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -102,6 +90,7 @@ def _paged_attention_prefill_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     group: tl.constexpr = HEADS // KV_HEADS
     tile: tl.constexpr = BLOCK_M // group
@@ -115,7 +104,11 @@ def _paged_attention_prefill_kernel(
     token = first + lines // group
     real = ((lines < tile * group) & (token < queries))[:, None]
     place = ((row_start + token).to(tl.int64) * HEADS + head * group + lines % group)[:, None] * HEAD_DIM + dims
-    turned = tl.load(query + place, mask=real, other=0.0)
+    if HELD:  # read as bits: from a tensor that comes straight from memory the compiler would multiply in shared memory
+        bits = tl.load(query.to(tl.pointer_type(tl.int16), bitcast=True) + place, mask=real, other=0)
+        turned = bits.to(out.dtype.element_ty, bitcast=True)
+    else:
+        turned = tl.load(query + place, mask=real, other=0.0)
     position = (length - queries + token)[:, None]
 
     # The keys that any line of this tile sees are begin .. stop; those before `whole` are seen by all of its lines (without a window).
@@ -236,9 +229,9 @@ def paged_attention_prefill(
     descriptors = config.descriptors and config.block_n == pages.block_size
     if not tiles:
         return out
-    _paged_attention_prefill_kernel[(kv_heads, tiles)](
+    kernel, form = _form(config, kv, descriptors)
+    kernel[(kv_heads, tiles)](
         query,
-        kv[0],
         kv[1],
         *(_blocks(one, config.block_n) if descriptors else None for one in kv),
         out,
@@ -257,11 +250,19 @@ def paged_attention_prefill(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         WINDOW=window is not None,
-        DESCRIPTORS=descriptors,
+        **form,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
+
+
+def _form(config: Config, kv: Tensor, descriptors: bool) -> tuple[Any, dict[str, Any]]:
+    """The kernel, and the arguments that are its own."""
+    small = kv.dtype.itemsize == 2
+    if config.ahead and descriptors and small:
+        return _paged_attention_prefill_ahead_kernel, {"ASSEMBLY": not triton.knobs.runtime.interpret}
+    return _paged_attention_prefill_kernel, {"keys": kv[0], "DESCRIPTORS": descriptors, "HELD": config.held and small}
 
 
 def _blocks(keys: Tensor, tokens: int) -> TensorDescriptor:

@@ -38,7 +38,7 @@ class Draws:
     """How each row draws; tensors [rows] on the device. `filtered` False promises that top_k, top_p and min_p are off in every row.
 
     temperature float32 (0: greedy), top_k int32 (0 or less: off), top_p float32 (1: off), min_p float32 (0: off), seed int64 or uint64,
-    position int32 of the token to draw.
+    position int32 of the token to draw. The daemon's top_n_sigma is not among them: it needs a pass of its own over the logits before.
     """
 
     temperature: Tensor

@@ -36,6 +36,8 @@ PTX = """
 	cp.async.wait_group 	0;
 	cp.async.wait_group 	4;
 	@%p2 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+	@%p2 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+	cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r3}], [%r4];
 	cvt.s64.s32 	%rd1, %r1;
 	cvt.rn.bf16x2.f32 	%r1, %r2, %r3;
 	wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 1, 1, 1, 0, 1;
@@ -59,7 +61,7 @@ ASSEMBLY = """
 def test_what_ptx_says():
     facts = nvidia_facts(PTX, USAGE, shared=1, warps=2)
     assert facts == Facts(
-        shared=1, warps=2, registers=3, spills=24, mma={"HGMMA": 1}, depth=4, tma=1, loads=4, wide=2, converts=1, instructions=13
+        shared=1, warps=2, registers=3, spills=24, mma={"HGMMA": 1}, depth=4, tma=2, loads=4, wide=2, converts=1, instructions=15
     )
     assert nvidia_facts("", USAGE, shared=1, warps=2).depth is None
 

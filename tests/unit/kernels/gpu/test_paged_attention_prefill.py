@@ -19,7 +19,7 @@ SMALL = Config(block_m=32, block_n=32, num_warps=4, num_stages=2)
 """Tiles so small that a hundred tokens have many edges."""
 LONGER = replace(SMALL, block_n=64)
 """For blocks of 64: a tile of keys is whole blocks."""
-FORMS = [replace(LONGER, descriptors=True)]
+FORMS = [replace(LONGER, descriptors=True), replace(LONGER, held=True), replace(LONGER, descriptors=True, ahead=True)]
 MIXED = [(1, 1), (1, 70), (20, 20), (3, 0), (33, 90), (0, 40), (5, 64)]
 """Rows as (queries, length): one query, a whole prompt, padding, chunks with what came before, no query."""
 
@@ -77,11 +77,17 @@ def test_rows_of_mixed_sizes(heads: int, kv_heads: int, block_size: int) -> None
 
 
 @pytest.mark.parametrize("config", FORMS)
-def test_each_form_gives_the_bits_of_the_plain_one(config: Config) -> None:
-    of, plain = batch(MIXED, 4, 2, block_size=64), replace(LONGER, block_m=config.block_m)
-    for window in (None, 40):
-        check(of, window=window, config=config)
-        assert torch.equal(attend(of, window=window, config=config), attend(of, window=window, config=plain))
+@pytest.mark.parametrize("window", [None, 40])
+def test_each_form(config: Config, window: int | None) -> None:
+    check(batch([*MIXED, (40, 200)], 4, 2, block_size=64), window=window, config=config)
+
+
+@pytest.mark.parametrize("config", FORMS)
+def test_each_form_gives_the_same_bits_in_chunks(config: Config) -> None:
+    whole = batch([(150, 150)], block_size=64)
+    pages = replace(whole.pages, lengths=torch.tensor([141], dtype=torch.int32, device=device()))
+    chunk = Batch(whole.query[60:141], whole.kv, pages, torch.tensor([0, 81], dtype=torch.int32, device=device()))
+    assert torch.equal(attend(chunk, config=config), attend(whole, config=config)[60:141])
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 64), (torch.float16, 128), (torch.bfloat16, 128), (torch.bfloat16, 256)])

@@ -86,6 +86,14 @@ def test_strided_rows_are_read_where_they_are_and_no_rows_are_no_tokens() -> Non
     assert greedy(wide.to(device())[:0])[0].shape == (0,)
 
 
+def test_rows_may_lie_further_apart_than_an_int32_counts() -> None:
+    near = _logits(3, 70).bfloat16()
+    far = torch.empty_strided((3, 70), (2**30 + 16, 1), dtype=torch.bfloat16, device=device())
+    far.copy_(near)
+    draws = [Draw(1.0, seed=1), Draw(1.0, seed=2), Draw(1.0, top_k=20, seed=3)]
+    _same(_sampled(far, draws), reference.sample(near, draws))
+
+
 @pytest.mark.parametrize("vocab", [1, 31, 1000, 4099])
 def test_mixed_rows_draw_the_reference_s_tokens(vocab: int) -> None:
     logits = _logits(len(_KINDS), vocab, seed=vocab)
