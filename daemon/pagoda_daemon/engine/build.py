@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
 from pagoda_contracts.launch import DaemonConfig
 
 from pagoda_daemon.runner.faulty import FaultyWorker
@@ -13,6 +14,8 @@ from pagoda_daemon.simulated.device.worker import SimulatedWorker
 
 Progress = Callable[[float], None]
 """Called with 0..1 while the weights are read."""
+
+_log = structlog.get_logger(__name__)
 
 
 def build_worker(config: DaemonConfig, progress: Progress) -> Worker:
@@ -31,8 +34,10 @@ def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
     if place_of(config.engine.device).type == "cuda":
         from pagoda_daemon.gpu.load import load_worker, not_for_fused_ops
 
-        if not_for_fused_ops(config) is None:
+        why = not_for_fused_ops(config)
+        if why is None:
             return load_worker(config, progress)
+        _log.warning("eager torch on a GPU is slow", why=why)
     return ModelWorker.load(config, progress)
 
 

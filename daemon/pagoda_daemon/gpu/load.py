@@ -16,8 +16,10 @@ import torch
 from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
+from pagoda_kernels.gpu.rms_norm import rms_norm
 
-from pagoda_daemon.core.batch import StepPlan, WorkerLimits
+from pagoda_daemon.core.batch import SamplingRows, StepPlan, WorkerLimits
+from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.gpu.forward import GpuForward
 from pagoda_daemon.gpu.inputs import Shape, buckets
 from pagoda_daemon.gpu.worker import GpuWorker
@@ -33,6 +35,7 @@ from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
 from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
+from pagoda_daemon.runner.probe import one_token
 
 _READING: Final = 0.8
 """Share of the progress that is the weights'."""
@@ -53,7 +56,17 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
         return "deterministic"
     if engine.quantization is not None:
         return f"quantization {engine.quantization}"
-    return not_fused(read_spec(Path(config.model.path)))
+    return not_fused(read_spec(Path(config.model.path))) or _not_compiled(place_of(engine.device))
+
+
+def _not_compiled(place: torch.device) -> str | None:
+    """Why no kernel runs here: no room for what is compiled, a device that Triton does not know."""
+    one = torch.ones(1, 16, dtype=_DTYPE, device=place)
+    try:
+        rms_norm(one, one[0], 1e-6).cpu()
+    except Exception as error:  # noqa: BLE001  whatever it is, torch computes without Triton
+        return f"Triton kernels do not run here: {type(error).__name__}: {error}"
+    return None
 
 
 def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuWorker:
@@ -105,6 +118,8 @@ def warm_worker(
     forward = GpuForward(decoder, kv, shape, engine.max_concurrency)
     worker = GpuWorker(forward, limits)
     worker.probe()
+    if place.type == "cuda":
+        warm(worker)
     if graphs and place.type == "cuda" and not any(spec.sparse):  # how many tokens an expert gets is read on the host
         with torch.inference_mode():
             forward.capture(limits.max_model_len, note)
@@ -117,6 +132,16 @@ def _shape(spec: ModelSpec, dtype: torch.dtype, block_size: int, rows: int) -> S
     split = decode_config(spec.head_dim, dtype.itemsize).split
     tile = query_tile(spec.heads, spec.kv_heads, choose_config(spec.head_dim, dtype))
     return Shape(block_size, windows, split, tile, spare_row=rows + 1)
+
+
+def warm(worker: GpuWorker) -> None:
+    """Compile what steps of every ordinary kind launch: a prompt, and rows that are drawn with and without filters. Writes into the block
+    that no plan names."""
+    one = one_token(block=worker.limits.blocks_total)
+    two = np.zeros(2, np.int32)
+    worker.execute(replace(one, starts=np.array([0, 2], np.int32), token_ids=two, positions=np.arange(2, dtype=np.int32)))
+    for sampling in (Sampling(1, temperature=1.0), Sampling(1, temperature=1.0, top_k=2)):
+        worker.execute(replace(one, sampling=SamplingRows(random=draw_of(sampling, 0)[None])))
 
 
 @torch.inference_mode()

@@ -9,8 +9,9 @@ from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
+from pagoda_daemon.gpu import load
 from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
-from pagoda_daemon.gpu.load import warm_worker
+from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.model.attention import KvCache
@@ -149,6 +150,23 @@ def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
         same(one, theirs.execute(plan))
     without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
     assert [one.token_ids[0] for one in found] != [one.token_ids[0] for one in without]
+
+
+def test_warming_leaves_all_blocks_but_the_spare_one_alone():
+    ours, _ = workers(shape())
+    ours.forward.kv.data.fill_(7)
+    warm(ours)
+    changed = (ours.forward.kv.data != 7).any(-1).any(-1).nonzero()[:, 2].unique().tolist()
+    assert changed == [BLOCKS * BLOCK, BLOCKS * BLOCK + 1]
+
+
+def test_kernels_that_cannot_be_compiled_are_a_reason_to_use_torch(monkeypatch):
+    def refuse(*_arguments):
+        raise RuntimeError("Failed to find C compiler")
+
+    assert load._not_compiled(torch.device(device())) is None
+    monkeypatch.setattr(load, "rms_norm", refuse)
+    assert load._not_compiled(torch.device(device())) == "Triton kernels do not run here: RuntimeError: Failed to find C compiler"
 
 
 @pytest.mark.parametrize(
