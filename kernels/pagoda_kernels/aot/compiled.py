@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -12,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.errors import PTXASError
 
+from pagoda_kernels.aot import facts
 from pagoda_kernels.aot.facts import Facts, amd_facts, nvidia_facts
 from pagoda_kernels.exports import Export
 
@@ -34,7 +36,7 @@ def facts_of(export: Export, arch: str) -> Facts:
 
 def identity(export: Export) -> str:
     """All that decides about its binaries and how they are judged: the kernel's source with all that it calls, types, constants, options,
-    bands and the version of Triton."""
+    bands, the version of Triton, and the code that reads the binaries."""
     kernel = export.kernel.cache_key
     launch = (
         sorted(export.signature.items()),
@@ -43,7 +45,7 @@ def identity(export: Export) -> str:
         export.aligned,
         export.archs,
     )
-    return repr((triton.__version__, kernel, launch, export.bands))
+    return repr((triton.__version__, kernel, launch, export.bands, Path(facts.__file__).read_text(encoding="utf-8")))
 
 
 def _target(arch: str) -> Any:

@@ -38,7 +38,8 @@ class Draws:
     """How each row draws; tensors [rows] on the device. `filtered` False promises that top_k, top_p and min_p are off in every row.
 
     temperature float32 (0: greedy), top_k int32 (0 or less: off), top_p float32 (1: off), min_p float32 (0: off), seed int64 or uint64,
-    position int32 of the token to draw. The daemon's top_n_sigma is not among them: it needs a pass of its own over the logits before.
+    position int32 of the token to draw. The daemon's filter by standard deviations is not among them: it needs a pass of its own over the
+    logits before.
     """
 
     temperature: Tensor
@@ -222,6 +223,8 @@ def _export(kernel: Any, mode: str, dtype: str) -> Export:
 
 EXPORTS = (
     *(_export(_scan, mode, dtype) for mode in ("greedy", "plain") for dtype in ("bf16", "fp32")),
-    *(_export(_choose, mode, "bf16") for mode in ("greedy", "plain", "filtered")),
-    replace(_export(_choose, "filtered", "fp32"), archs=("sm_90",)),  # seconds to compile
+    *(_export(_choose, mode, "bf16") for mode in ("greedy", "plain")),
+    # Each takes seconds to compile.
+    replace(_export(_choose, "filtered", "bf16"), archs=("sm_80", "sm_90", "gfx942")),
+    replace(_export(_choose, "filtered", "fp32"), archs=("sm_90",)),
 )

@@ -200,7 +200,9 @@ def test_nothing_is_compiled_while_kernels_are_interpreted(monkeypatch, capsys):
 SCRIPT = """
 import contextlib, io, json, sys
 from pathlib import Path
+from pagoda_kernels.aot import compiled
 from pagoda_kernels.aot.__main__ import main
+from support.kernels.sound.toys import EXPORTS
 
 def run(*arguments):
     words = io.StringIO()
@@ -215,6 +217,9 @@ out |= {"written": run(*sound), "same": run(*sound, "--check")}
 text = file.read_text()
 file.write_text(text.replace('"depth": 2', '"depth": 4', 1))
 out |= {"drift": run(*sound, "--check"), "kept": '"depth": 4' in file.read_text(), "bands": run(*sound, "--bands")}
+before = [compiled.identity(export) for export in EXPORTS]
+compiled.facts.__file__ = sys.argv[1]
+out |= {"reader": [one == compiled.identity(export) for one, export in zip(before, EXPORTS)]}
 out |= {"none": run("--package", "support.kernels.nothing", "--ledger", str(file), "--check")}
 print(json.dumps(out))
 """
@@ -266,6 +271,11 @@ def test_a_planted_drift_fails_the_check_which_writes_nothing(runs):
     assert "out of date" in words
     assert runs["kept"]
     assert runs["bands"] == [0, ""]
+
+
+@pytest.mark.deep
+def test_what_another_reader_found_proves_nothing(runs):
+    assert runs["reader"] == [False, False]
 
 
 @pytest.mark.deep
