@@ -154,7 +154,7 @@ def _decode(op: ModuleType, buffers: Buffers, config: Any) -> Side:
 def prefill(op: ModuleType, shape: Shape, machine: Machine, limit: float, config: Any = None) -> Trial:
     """Several queries per row, the last of its context; `config` as for decode."""
     shape = shape.tiny() if machine.dry else shape
-    buffers, chosen = Buffers.of(shape, machine), op.choose_config(shape.head_dim, torch.bfloat16)
+    buffers, chosen = Buffers.of(shape, machine), op.choose_config(shape.head_dim, torch.bfloat16, op.arch_of(machine.device))
     if config is not None:
         return buffers.trial(partial(_prefill, op, buffers, config), {_CHOSEN: partial(_prefill, op, buffers, chosen)}, limit)
     return buffers.trial(partial(_prefill, op, buffers, chosen), baselines(buffers), limit)
@@ -163,7 +163,7 @@ def prefill(op: ModuleType, shape: Shape, machine: Machine, limit: float, config
 def _prefill(op: ModuleType, buffers: Buffers, config: Any) -> Side:
     shape, device = buffers.paged.shape, buffers.query.device
     starts, lengths = np.array(shape.starts, np.int32), np.array(shape.contexts, np.int32)
-    tile = op.query_tile(shape.heads, shape.kv_heads, config)
+    tile = config.block_m // (shape.heads // shape.kv_heads)
     work, begun = (torch.from_numpy(one).to(device) for one in (op.prefill_work(starts, tile, lengths), starts))
     call = partial(op.paged_attention_prefill, window=shape.window, config=config)
     return buffers.side(lambda pages, out: partial(call, buffers.query, buffers.paged.kv, pages, begun, work, out=out))

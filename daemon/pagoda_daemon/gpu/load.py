@@ -15,7 +15,7 @@ import structlog
 import torch
 from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
-from pagoda_kernels.gpu.paged_attention_prefill import choose_config, query_tile
+from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, query_tile
 from pagoda_kernels.gpu.rms_norm import rms_norm
 
 from pagoda_daemon.core.batch import SamplingRows, StepPlan, WorkerLimits
@@ -114,7 +114,7 @@ def warm_worker(
     with place:
         kv = KvCache(spec, limits.blocks_total + 1, limits.block_size, weights.norm.dtype)
         decoder = FusedDecoder(spec, weights, limits.max_model_len)
-    shape = _shape(spec, weights.norm.dtype, limits.block_size, engine.max_concurrency)
+    shape = _shape(spec, weights.norm, limits.block_size, engine.max_concurrency)
     forward = GpuForward(decoder, kv, shape, engine.max_concurrency)
     worker = GpuWorker(forward, limits)
     worker.probe()
@@ -127,10 +127,10 @@ def warm_worker(
     return worker
 
 
-def _shape(spec: ModelSpec, dtype: torch.dtype, block_size: int, rows: int) -> Shape:
+def _shape(spec: ModelSpec, like: torch.Tensor, block_size: int, rows: int) -> Shape:
     windows = tuple(sorted(set(spec.windows), key=lambda window: window or 0))
-    split = decode_config(spec.head_dim, dtype.itemsize).split
-    tile = query_tile(spec.heads, spec.kv_heads, choose_config(spec.head_dim, dtype))
+    split = decode_config(spec.head_dim, like.dtype.itemsize).split
+    tile = query_tile(spec.heads, spec.kv_heads, choose_config(spec.head_dim, like.dtype, arch_of(like.device)))
     return Shape(block_size, windows, split, tile, spare_row=rows + 1)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from pagoda_kernels.gpu.paged_attention_prefill import HEAD_DIMS
+from pagoda_kernels.gpu.prefill_config import HEAD_DIMS
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
 from pagoda_kernels.gpu.silu_mul import silu_mul

@@ -7,7 +7,6 @@ any batch and in any chunks of its prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagoda_kernels.gpu.paged_attention_prefill_ahead import _hidden, _paged_attention_prefill_ahead_kernel, _tile
+from pagoda_kernels.gpu.prefill_config import HEAD_DIMS, Config, arch_of, choose_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from pagoda_kernels.gpu.pages import Pages
 
 _LOG2_E = 1.4426950408889634
-HEAD_DIMS = (16, 32, 64, 128, 256)
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """How the kernel is cut: rows (tokens x heads) and keys of a tile, warps, and tiles of keys on their way from memory."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    descriptors: bool = False
-    """Fetch a tile of keys by one copy of a block (TMA), where a tile is a block; elsewhere by a load per key, as without."""
-    held: bool = False
-    """Hold the queries in registers: shared memory is then read for keys and values only. Types of 2 bytes."""
-    ahead: bool = False
-    """With descriptors: scores one tile ahead, so that both products run under the softmax. Types of 2 bytes."""
 
 
 @triton.jit
@@ -185,22 +168,6 @@ def prefill_work(starts: NDArray[np.int32], tile: int, lengths: NDArray[np.int32
     return np.concatenate([[len(row)], row[order], first[order]]).astype(np.int32)
 
 
-def choose_config(head_dim: int, dtype: torch.dtype) -> Config:
-    """Return how the kernel is cut for these heads. Chosen by compiled code for sm_90 (no spills, and loads at least one tile ahead), and
-    up to 128 by measurement on an H200: blocks of 64 by descriptors take 4 to 5 % less time, tiles of 128 keys, 2 stages or 4 warps 20 %
-    more."""
-    if dtype.itemsize == 4:  # fp32 has no tensor core: for comparison, not for speed
-        return Config(32, 64, 4, 1)
-    if head_dim > 128:
-        return Config(64, 64, 8, 2)
-    return Config(128, 64, 8, 3, descriptors=True)
-
-
-def query_tile(heads: int, kv_heads: int, config: Config) -> int:
-    """Return how many queries of a row make a tile: prefill_work's `tile`."""
-    return config.block_m // (heads // kv_heads)
-
-
 def paged_attention_prefill(
     query: Tensor,
     kv: Tensor,
@@ -221,7 +188,7 @@ def paged_attention_prefill(
     1 / sqrt(head_dim). Queries of a padding row (length 0) give zeros; tokens of no row are not written. Everything is contiguous.
     ValueError for shapes and dtypes that the kernel does not take.
     """
-    config = config or choose_config(query.shape[2], query.dtype)
+    config = config or choose_config(query.shape[2], query.dtype, arch_of(query.device))
     out = torch.empty_like(query) if out is None else out
     _check(query, kv, out, config)
     _check_rows(pages, starts, work, window, config)

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import torch
 
-from pagoda_kernels.exports import ARCHS, Bands, Export
-from pagoda_kernels.gpu.paged_attention_prefill import Config, _paged_attention_prefill_kernel, choose_config
+from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.paged_attention_prefill import _paged_attention_prefill_kernel
 from pagoda_kernels.gpu.paged_attention_prefill_ahead import _paged_attention_prefill_ahead_kernel
+from pagoda_kernels.gpu.prefill_config import Config, choose_config
 
 _HEADS, _KV_HEADS = 32, 8
-_NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
-_LARGE = ("sm_80", "sm_90", "sm_100")  # those whose shared memory holds tiles of heads over 64; sm_89's does not
+_LARGE, _SMALL = ("sm_80", "sm_90", "sm_100"), ("sm_89",)  # by shared memory
 _MMA = {"sm_80": "HMMA", "sm_89": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}
 _MAIN = ("sm_80", "sm_90")
 
 
 def _export(name: str, head_dim: int, block_size: int, archs: tuple[str, ...], *, window: bool = False) -> Export:
-    config = choose_config(head_dim, torch.bfloat16)
+    config = choose_config(head_dim, torch.bfloat16, 89 if archs == _SMALL else 90)
     pointers = dict.fromkeys(("query", "keys", "values", "out"), "*bf16")
     lists = dict.fromkeys(("tables", "table_starts", "lengths", "starts", "work"), "*i32")
     numbers = {"window": "i32", "slots": "i32", "scale": "fp32"}
@@ -56,7 +56,9 @@ def _fetched(name: str, head_dim: int, config: Config) -> Export:
 
 _FETCHED = Config(128, 64, 8, 3, descriptors=True)
 EXPORTS = (
-    _export("64_block_16", 64, 16, _NVIDIA),
+    _export("64_block_16", 64, 16, _LARGE),
+    _export("64_block_16_small", 64, 16, _SMALL),
+    _export("128_block_16_small", 128, 16, _SMALL),
     _export("128_block_16", 128, 16, _LARGE),
     _export("128_block_64", 128, 64, _MAIN),
     _export("128_block_16_window", 128, 16, _MAIN, window=True),

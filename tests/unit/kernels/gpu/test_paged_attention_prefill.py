@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_kernels.gpu.paged_attention_prefill import Config, choose_config, paged_attention_prefill, prefill_work, query_tile
+from pagoda_kernels.gpu.paged_attention_prefill import paged_attention_prefill, prefill_work
 from pagoda_kernels.gpu.pages import Pages
+from pagoda_kernels.gpu.prefill_config import Config, choose_config, query_tile
 from pagoda_kernels.reference.paged_attention import paged_attention
 from pagoda_kernels.testing import KIND_OF, assert_close, device
 from torch import Tensor
