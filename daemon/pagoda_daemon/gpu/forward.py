@@ -87,7 +87,8 @@ class GpuForward:
 
     def _replayed(self, plan: StepPlan, wanted: NDArray[np.int64]) -> Tensor | None:
         bucket = bucket_of(plan.rows.size, self._buckets) if self._graphs is not None else None
-        alone = plan.token_ids.size == plan.rows.size == wanted.size and plan.adapters is None
+        # A graph answers in the order of the rows. Scored prompts of one token come behind all that sample.
+        alone = plan.token_ids.size == plan.rows.size and plan.adapters is None and np.array_equal(wanted, np.arange(plan.rows.size))
         if bucket is None or not alone or self._graphs is None:
             return None
         found = self._graphs.replay(plan, bucket, self._staging)

@@ -65,7 +65,7 @@ def decode_arrays(plan: StepPlan, shape: Shape, rows: int) -> Arrays:
     count, width = plan.rows.size, plan.block_tables.shape[1]
     lengths = _padded(plan.positions + 1, rows, 0)
     return {
-        "slots": _padded(_slots(plan.block_tables, plan.positions, shape.block_size), rows, -1),
+        "slots": _padded(_slots(plan.block_tables, np.arange(count), plan.positions, shape.block_size), rows, -1),
         "rows": _padded(plan.rows.astype(np.int64), rows, shape.spare_row),
         "token_ids": _padded(plan.token_ids, rows, 0),
         "positions": _padded(plan.positions, rows, 0),
@@ -83,7 +83,7 @@ def mixed_arrays(plan: StepPlan, shape: Shape, wanted: NDArray[np.int64]) -> Arr
     lengths = plan.lengths.astype(np.int32)
     starts = (plan.starts[decodes:] - plan.starts[decodes]).astype(np.int32)
     return {
-        "slots": _slots(plan.block_tables[row_of], plan.positions, shape.block_size),
+        "slots": _slots(plan.block_tables, row_of, plan.positions, shape.block_size),
         "rows": plan.rows[row_of].astype(np.int64),
         "wanted": wanted,
         "token_ids": np.ascontiguousarray(plan.token_ids, np.int32),
@@ -124,7 +124,7 @@ def _padded(values: NDArray[Any], size: int, value: int) -> NDArray[Any]:
     return found
 
 
-def _slots(tables: Ints, positions: Ints, block_size: int) -> NDArray[np.int64]:
-    """Slot of each token's position in the blocks of its line of `tables`."""
-    blocks = tables[np.arange(positions.size), positions // block_size].astype(np.int64)
+def _slots(tables: Ints, rows: NDArray[np.intp], positions: Ints, block_size: int) -> NDArray[np.int64]:
+    """Slot of each token's position in the blocks of its row's line of `tables`."""
+    blocks = tables[rows, positions // block_size].astype(np.int64)
     return blocks * block_size + positions % block_size

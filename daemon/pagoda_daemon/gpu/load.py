@@ -16,9 +16,9 @@ import torch
 from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, query_tile
-from pagoda_kernels.gpu.rms_norm import rms_norm
 
 from pagoda_daemon.core.batch import SamplingRows, StepPlan, WorkerLimits
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.gpu.forward import GpuForward
 from pagoda_daemon.gpu.inputs import Shape, buckets
@@ -32,8 +32,8 @@ from pagoda_daemon.model.fused import FusedDecoder, not_fused
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
-from pagoda_daemon.runner.host import Host
-from pagoda_daemon.runner.kv_size import kv_shape, needs, sampling_bytes
+from pagoda_daemon.runner.host import Host, Memory
+from pagoda_daemon.runner.kv_size import STEP_FLOOR, Needs, kv_shape, needs, sampling_bytes
 from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
 from pagoda_daemon.runner.probe import one_token
 
@@ -41,6 +41,8 @@ _READING: Final = 0.8
 """Share of the progress that is the weights'."""
 
 _DTYPE: Final = torch.bfloat16
+_LEAST_CAPABILITY: Final = (8, 0)
+_NARROW: Final = 64
 _GRAPH_BYTES: Final = 16 * 2**20
 """What a captured graph holds beside its tensors: launches and their arguments."""
 
@@ -56,14 +58,25 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
         return "deterministic"
     if engine.quantization is not None:
         return f"quantization {engine.quantization}"
-    return not_fused(read_spec(Path(config.model.path))) or _not_compiled(place_of(engine.device))
+    spec = read_spec(Path(config.model.path))
+    return not_fused(spec) or _not_compiled(spec, engine, place_of(engine.device))
 
 
-def _not_compiled(place: torch.device) -> str | None:
-    """Why no kernel runs here: no room for what is compiled, a device that Triton does not know."""
-    one = torch.ones(1, 16, dtype=_DTYPE, device=place)
+def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
+    """Why the kernels do not run here for heads like these: no room for what is compiled, too little shared memory, a device that Triton
+    does not know. A model of one narrow layer is tried."""
+    if place.type == "cuda" and torch.cuda.get_device_capability(place) < _LEAST_CAPABILITY:
+        return f"{torch.cuda.get_device_name(place)} has no instructions for bf16"
+    window = min((window for window in spec.windows if window is not None), default=None)
+    narrow = replace(spec, vocab_size=_NARROW, hidden=_NARROW, intermediate=_NARROW, tied=True)
+    trial = replace(narrow, layers=1, windows=(window,), sparse=(False,), experts=None)
+    with place:
+        weights = allocate(trial, _DTYPE)
+    for part in destinations(trial, weights).values():
+        part.fill_(0)
+    limits = WorkerLimits(1, engine.block_size, _NARROW, engine.block_size)
     try:
-        rms_norm(one, one[0], 1e-6).cpu()
+        warm(warm_worker(trial, weights, engine, limits, lambda _share: None, graphs=False))
     except Exception as error:  # noqa: BLE001  whatever it is, torch computes without Triton
         return f"Triton kernels do not run here: {type(error).__name__}: {error}"
     return None
@@ -81,11 +94,11 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     with place:
         weights = allocate(spec, _DTYPE)
     load_tensors(directory, destinations(spec, weights), lambda share: progress(_READING * share))
-    step = step_bytes(spec.within(most), weights, engine, most)
+    step = _measured(spec.within(most), weights, engine, (asked, memory))
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, "")
-    by = computed_by(place, threads, native=False), uuid_of(place)
+    by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
     worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
@@ -121,10 +134,28 @@ def warm_worker(
     if place.type == "cuda":
         warm(worker)
     if graphs and place.type == "cuda" and not any(spec.sparse):  # how many tokens an expert gets is read on the host
-        with torch.inference_mode():
-            forward.capture(limits.max_model_len, note)
+        _capture(forward, limits.max_model_len, note)
         worker.probe()
     return worker
+
+
+def _capture(forward: GpuForward, max_len: int, note: Callable[[float], None]) -> None:
+    try:
+        with torch.inference_mode():
+            forward.capture(max_len, note)
+    except torch.OutOfMemoryError as error:
+        _log.warning("no memory for CUDA graphs: each step launches its kernels one by one", error=str(error))
+        torch.cuda.empty_cache()
+
+
+def _measured(spec: ModelSpec, weights: Weights, engine: EngineConfig, asked: tuple[Needs, Memory]) -> int:
+    """`step_bytes`; ConfigRejected where the device cannot even hold that step beside the weights."""
+    needs_, memory = asked
+    try:
+        return step_bytes(spec, weights, engine, kv_shape(engine, replace(needs_, step_bytes=0), memory).max_model_len)
+    except torch.OutOfMemoryError as error:
+        kv_shape(engine, needs_, memory)  # says by estimates what would fit
+        raise ConfigRejected(f"a step of tokenBudget {engine.token_budget} does not fit beside the weights; lower tokenBudget") from error
 
 
 def _shape(spec: ModelSpec, like: torch.Tensor, block_size: int, rows: int) -> Shape:
@@ -148,7 +179,7 @@ def warm(worker: GpuWorker) -> None:
 def step_bytes(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len: int) -> int:
     """What steps take beside weights and KV, measured: a full budget of tokens with logits for each, as where a prompt is scored. To it
     comes what the graphs keep."""
-    tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
+    tokens, rows = max(engine.token_budget, engine.max_concurrency), engine.max_concurrency
     plan = _full_step(tokens, min(max_len, tokens), engine.block_size)
     limits = WorkerLimits(int(plan.block_tables.max()) + 1, engine.block_size, spec.vocab_size, max_len)
     torch.cuda.empty_cache()
@@ -159,7 +190,7 @@ def step_bytes(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len:
     torch.cuda.synchronize()
     step = torch.cuda.max_memory_allocated() - before - worker.forward.kv.data.nbytes
     kept = rows * spec.vocab_size * _DTYPE.itemsize + step * rows // tokens + len(buckets(rows)) * _GRAPH_BYTES
-    return step + kept + sampling_bytes(spec, engine)
+    return step + kept + sampling_bytes(spec, engine) + STEP_FLOOR
 
 
 def _full_step(tokens: int, length: int, block_size: int) -> StepPlan:

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from pagoda_kernels.gpu.sample import Draws, SampleScratch, greedy, sample
 from torch import Tensor
 
+from pagoda_daemon.core.arrays import Bools, Ints
 from pagoda_daemon.core.batch import GREEDY, RowError, StepPlan, StepResult, WorkerLimits
-from pagoda_daemon.core.sampling import DRAW, OFF
+from pagoda_daemon.core.sampling import DRAW, OFF, DrawRows
 from pagoda_daemon.gpu.forward import GpuForward
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.answer import Likeliest, answer, sampled, wanted_logits
+from pagoda_daemon.runner.draw import draw
 from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.pool import pool
 from pagoda_daemon.runner.probe import one_token
@@ -59,7 +61,7 @@ class GpuWorker:
         self.forward = forward
         self.limits = limits
         self._feedback = Feedback()
-        self._sampler = Sampler()
+        self._sampler = Sampler(self._draw)
         # What a plan does not know yet is of the two steps before it: more are never in flight.
         self._scratch = SampleScratch.of(forward.rows + 1, limits.vocab_size, forward.kv.data.device)
         self._unheard: deque[Launched] = deque(maxlen=2)
@@ -103,20 +105,30 @@ class GpuWorker:
         rows = plan.rows[plan.sample]
         if not rows.size:
             self.forward.states(plan, np.zeros(0, np.int64))
-            return Launched(lambda: StepResult(rows, rows))
+            return Launched(_ended(self.forward.kv.data.device, lambda: StepResult(rows, rows)))
         logits = self.forward.logits(plan, wanted_logits(plan))
-        sent = self.forward.send({"rows": rows.astype(np.int64), **_draws(plan)})
-        tokens, best = self._sampled(logits, plan, sent)
+        sent = self.forward.send({"rows": rows.astype(np.int64), **_draws(plan.sampling.random, plan.lengths[plan.sample])})
+        tokens, best = self._sampled(logits, plan.sampling.random, sent)
         self.forward.note(sent["rows"], tokens)
         return Launched(_arriving(tokens, best, plan))
 
-    def _sampled(self, logits: Tensor, plan: StepPlan, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        random = plan.sampling.random
+    def _sampled(self, logits: Tensor, random: DrawRows | None, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if random is None:
             return greedy(logits, scratch=self._scratch)
-        filtered = bool(((random["top_k"] > 0) | (random["top_p"] < 1) | (random["min_p"] > 0)).any())
-        draws = Draws(**{name: tensor for name, tensor in sent.items() if name != "rows"}, filtered=filtered)
+        draws = Draws(**{name: tensor for name, tensor in sent.items() if name != "rows"}, filtered=_filtered(random))
         return sample(logits, draws, scratch=self._scratch)
+
+    def _draw(self, logits: Tensor, random: DrawRows, positions: Ints) -> Ints:
+        """For the sampler on the host: the token that the device would draw, or a request's text would change with its neighbours."""
+        tokens, known = np.empty(positions.size, np.int32), _known(random)
+        for rows, mine in ((np.flatnonzero(known), True), (np.flatnonzero(~known), False)):
+            if rows.size:
+                part = logits[torch.from_numpy(rows).to(logits.device)]
+                sent = self.forward.send(_draws(random[rows], positions[rows])) if mine else {}
+                tokens[rows] = (
+                    self._sampled(part, random[rows], sent)[0].cpu().numpy() if mine else draw(part, random[rows], positions[rows])
+                )
+        return tokens
 
     def _now(self, plan: StepPlan) -> Launched:
         """By the sampler on the host, which reads the tokens so far."""
@@ -142,17 +154,27 @@ def _on_device(plan: StepPlan) -> bool:
     sampling = plan.sampling
     if sampling is GREEDY:
         return True
-    random = sampling.random
     alone = not sampling.shaped and all(part is None for part in (sampling.top_logprobs, sampling.scored, sampling.masks, sampling.pooled))
-    return alone and (random is None or not any((random[name] != OFF[name]).any() for name in set(DRAW.names or ()) - set(_DRAWN)))
+    return alone and (sampling.random is None or bool(_known(sampling.random).all()))
 
 
-def _draws(plan: StepPlan) -> dict[str, NDArray[np.generic]]:
-    random = plan.sampling.random
+def _known(random: DrawRows) -> Bools:
+    """Which rows the device can draw."""
+    known: Bools = np.ones(random.size, np.bool_)
+    for name in set(DRAW.names or ()) - set(_DRAWN):
+        known &= random[name] == OFF[name]
+    return known
+
+
+def _draws(random: DrawRows | None, positions: Ints) -> dict[str, NDArray[np.generic]]:
     if random is None:
         return {}
     found = {name: np.ascontiguousarray(random[name]) for name in _DRAWN if name != "seed"}
-    return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "position": plan.lengths[plan.sample].astype(np.int32), **found}
+    return {"seed": np.ascontiguousarray(random["seed"]).view(np.int64), "position": positions.astype(np.int32), **found}
+
+
+def _filtered(random: DrawRows) -> bool:
+    return bool(((random["top_k"] > 0) | (random["top_p"] < 1) | (random["min_p"] > 0)).any())
 
 
 def _arriving(tokens: Tensor, best: Tensor, plan: StepPlan) -> Callable[[], StepResult]:
@@ -162,14 +184,21 @@ def _arriving(tokens: Tensor, best: Tensor, plan: StepPlan) -> Callable[[], Step
         return lambda: _read(words, plan)
     host = torch.empty(words.shape, dtype=torch.int32, pin_memory=True)
     host.copy_(words, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
+    return _ended(words.device, lambda: _read(host, plan))
 
-    def arrived() -> StepResult:
-        copied.synchronize()
-        return _read(host, plan)
 
-    return arrived
+def _ended(place: torch.device, answer: Callable[[], StepResult]) -> Callable[[], StepResult]:
+    """`answer`, once the device has done what it was given so far. Whoever waits sleeps: a thread that spins takes a core."""
+    if place.type == "cpu":
+        return answer
+    done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    done.record()
+
+    def waited() -> StepResult:
+        done.synchronize()
+        return answer()
+
+    return waited
 
 
 def _read(words: Tensor, plan: StepPlan) -> StepResult:

@@ -106,7 +106,8 @@ def _failures(reading: DeviceReading) -> Iterator[str]:
     if reading.remap_failed:
         yield "its memory has more broken rows than spare ones (row remapping failed)"
     # A contained error ends the process that used that memory, which another slice's may be. A whole GPU has no other process.
-    if reading.identity.gpu_instance is None and (found := (reading.uncorrected or 0) - (reading.before or 0)) > 0:
+    known = reading.identity.gpu_instance is None and reading.uncorrected is not None and reading.before is not None
+    if known and (found := (reading.uncorrected or 0) - (reading.before or 0)) > 0:
         yield f"its memory had {found} errors that cannot be corrected since this replica started (ECC)"
 
 

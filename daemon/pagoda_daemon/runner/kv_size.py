@@ -21,7 +21,7 @@ from pagoda_daemon.runner.logprobs import SLICE
 
 LEAST_CONTEXT: Final = 2048
 """A context that was not configured may be cut to the memory there is, but not below this: a service must not refuse every prompt."""
-_STEP_FLOOR: Final = 32 * 2**20  # allocator, code pages of the first step, index tensors
+STEP_FLOOR: Final = 32 * 2**20  # allocator, code pages of the first step, index tensors
 _SAMPLER_BYTES: Final = 96  # per logit, measured 91: noise in int64 and fp64, a sort's values and indices
 _SCORED_BYTES: Final = 24  # per logit of a slice, measured 20
 _SHARE_OF_CONTAINER: Final = 0.8  # of what is left; the front's buffers and the allocator's holes take the rest
@@ -69,7 +69,7 @@ def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, l
     rope_tables = 2 * spec.head_dim * item
     return Needs(
         weight_bytes=weight_bytes,
-        step_bytes=_STEP_FLOOR + activations + logits,
+        step_bytes=STEP_FLOOR + activations + logits,
         context_bytes=rope_tables + (mask + gathered if gathers else 0),
         token_bytes=spec.kv_token_bytes(item),
         max_positions=spec.max_positions,
@@ -79,7 +79,7 @@ def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, l
 
 def sampling_bytes(spec: ModelSpec, engine: EngineConfig) -> int:
     """What sampling has alive beside the logits. Log-probabilities of a prompt are made in slices, before or after sampling's copies."""
-    tokens, rows = engine.token_budget, min(engine.max_concurrency, engine.token_budget)
+    tokens, rows = engine.token_budget, engine.max_concurrency
     return max(rows * spec.vocab_size * _SAMPLER_BYTES, min(tokens * spec.vocab_size, SLICE) * _SCORED_BYTES)
 
 

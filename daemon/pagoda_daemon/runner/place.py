@@ -24,7 +24,7 @@ def computed_by(place: torch.device, threads: int, *, native: bool) -> str:
     """Device and instruction set, for people. CUDA's name of a MIG slice ends in its profile (MIG 1g.10gb). Not the device's uuid: replicas
     that compute alike say the same here, or no stream would continue on another one."""
     if place.type == "cuda":
-        return f"{torch.cuda.get_device_name(place)}, PyTorch"
+        return f"{torch.cuda.get_device_name(place)}, {'fused ops' if native else 'PyTorch'}"
     with_what = "AVX-512 BF16, native ops" if native else f"{torch.backends.cpu.get_cpu_capability()}, PyTorch"
     return f"CPU, {threads} thread{'s' * (threads != 1)}, {with_what}"
 

@@ -6,7 +6,7 @@ argmax is 7 times faster than torch's, and finds a NaN as well).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pagoda_daemon.core.arrays import Floats, Ints
 from pagoda_daemon.core.batch import NOT_FINITE, NOTHING_LEFT, Masks, SamplingRows
+from pagoda_daemon.core.sampling import DrawRows
 from pagoda_daemon.runner.draw import draw
 from pagoda_daemon.runner.shaping import Shaper
 
@@ -22,6 +23,10 @@ from pagoda_daemon.runner.shaping import Shaper
 _COLDEST = 1e-5
 # Logits sampled together on a CPU: 32 rows of 32k at once, 8 of 128k, which halves their time; smaller blocks pay more in calls.
 _BLOCK = 2**20
+
+
+Draw = Callable[[Tensor, DrawRows, Ints], Ints]
+"""As `draw.draw`."""
 
 
 class Sampled(NamedTuple):
@@ -34,8 +39,9 @@ class Sampled(NamedTuple):
 class Sampler:
     """One per worker: holds scratch, no state."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Draw = draw) -> None:
         self._shaper = Shaper()
+        self._draw = draw
 
     def sample(self, logits: Tensor, sampling: SamplingRows, positions: Ints) -> Sampled:
         """`logits` [rows, vocab] are left as they are; the tokens will stand at `positions`."""
@@ -53,7 +59,7 @@ class Sampler:
                 if hot.size:
                     chosen = hot + rows.start
                     warm = wide if hot.size == wide.shape[0] else wide[torch.from_numpy(hot).to(wide.device)]
-                    tokens[chosen] = draw(warm, sampling.random[chosen], positions[chosen])
+                    tokens[chosen] = self._draw(warm, sampling.random[chosen], positions[chosen])
         return Sampled(tokens, unchosen(best))
 
 

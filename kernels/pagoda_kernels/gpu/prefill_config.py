@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
-_SMALL = (86, 89, 120)  # compute capabilities with less than 100 KiB of shared memory for a program
+_HOPPER = 90
+_SMALL = (86, 89, 120, 121)  # compute capabilities with less than 100 KiB of shared memory for a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +27,27 @@ class Config:
     """With descriptors: scores one tile ahead, so that both products run under the softmax. Types of 2 bytes."""
 
 
-def choose_config(head_dim: int, dtype: torch.dtype, arch: int = 90) -> Config:
+def choose_config(head_dim: int, dtype: torch.dtype, arch: int = _HOPPER) -> Config:
     """Return how the kernel is cut for these heads on a device of compute capability `arch` / 10.
 
     Chosen by compiled code (no spills, and loads at least one tile ahead), and for heads up to 128 on sm_90 by measurement on an H200:
-    blocks of 64 by descriptors take 4 to 5 % less time; tiles of 128 keys, 2 stages or 4 warps 20 % more. sm_86, sm_89 and sm_120 have
-    101,376 bytes of shared memory; the others' tiles take 115,200.
+    blocks of 64 by descriptors take 4 to 5 % less time; tiles of 128 keys, 2 stages or 4 warps 20 % more. sm_86, sm_89 and sm_12x have
+    101,376 bytes of shared memory; three stages take 115,200. A tile has whole blocks, of 64 tokens at most. Heads over 128 do not fit
+    there.
     """
     if dtype.itemsize == 4:  # fp32 has no tensor core: for comparison, not for speed
         return Config(32, 64, 4, 1)
-    if arch in _SMALL:
-        return Config(64, 32, 4, 2) if head_dim > 128 else Config(128, 32, 8, 3)
     if head_dim > 128:
         return Config(64, 64, 8, 2)
-    return Config(128, 64, 8, 3, descriptors=arch >= 90)
+    if arch in _SMALL:
+        return Config(128, 64, 8, 2)
+    return Config(128, 64, 8, 3, descriptors=arch == _HOPPER)
 
 
 def arch_of(device: torch.device) -> int:
     """Return the compute capability of a CUDA device times 10; on a CPU that of the interpreter's part, an H100."""
     if device.type != "cuda":
-        return 90
+        return _HOPPER
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.pb import demand_pb2 as pb
@@ -24,10 +25,14 @@ _PHASES: Final = {number: name.removeprefix("PHASE_").lower() for name, number i
 def endpoints(parts: Iterable[pb.ServiceDemand]) -> dict[str, EndpointSignal]:
     """By pod, as the most favourable gateway reports it: a replica that one gateway cannot reach may be healthy."""
     merged: dict[str, EndpointSignal] = {}
+    faults: dict[str, str] = {}
     for row in (row for part in parts for row in part.endpoints):
         seen = _endpoint(row)
         merged[row.pod] = min(merged.get(row.pod, seen), seen, key=lambda one: (_BEST_FIRST.index(one.verdict), one.age_s))
-    return merged
+        if row.verdict in HEARD and row.device_fault:
+            # The replica's own word, whoever repeats it: a gateway of the version before knows no faults of devices.
+            faults[row.pod] = row.device_fault
+    return {pod: replace(signal, device_fault=faults.get(pod, signal.device_fault)) for pod, signal in merged.items()}
 
 
 def admitted_by_all(parts: Iterable[pb.ServiceDemand]) -> set[str]:

@@ -1,6 +1,7 @@
 """The GPU's worker, its kernels interpreted, against the torch one: the same plans, the same tokens, whatever is mixed in a step."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
-from pagoda_daemon.gpu import load
+from pagoda_daemon.gpu import attending, load
 from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
 from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
@@ -161,12 +162,35 @@ def test_warming_leaves_all_blocks_but_the_spare_one_alone():
 
 
 def test_kernels_that_cannot_be_compiled_are_a_reason_to_use_torch(monkeypatch):
-    def refuse(*_arguments):
-        raise RuntimeError("Failed to find C compiler")
+    def refuse(*_arguments, **_named):
+        raise RuntimeError("out of resource: shared memory")
 
-    assert load._not_compiled(torch.device(device())) is None
-    monkeypatch.setattr(load, "rms_norm", refuse)
-    assert load._not_compiled(torch.device(device())) == "Triton kernels do not run here: RuntimeError: Failed to find C compiler"
+    spec, engine, place = shape(windows=(None, 20)), EngineConfig(), torch.device(device())
+    assert load._not_compiled(spec, engine, place) is None
+    monkeypatch.setattr(attending, "paged_attention_prefill", refuse)
+    assert load._not_compiled(spec, engine, place) == "Triton kernels do not run here: RuntimeError: out of resource: shared memory"
+
+
+def test_a_graph_is_for_steps_whose_logits_are_wanted_in_the_order_of_the_rows():
+    ours, _ = workers(shape())
+    forward, plan = ours.forward, Batch(prompts(200, (1, 1))).step((1, 1))
+    forward._graphs, forward._buckets = SimpleNamespace(replay=lambda *_: ("the graph's", None)), (1, 2, 4)
+    assert forward._replayed(plan, np.array([0, 1])) == "the graph's"
+    assert forward._replayed(plan, np.array([1, 0])) is None, "a scored prompt of one token stands behind those that sample"
+    assert forward._replayed(plan, np.array([1])) is None
+    assert forward._replayed(replace(plan, adapters=np.array([1, 0], np.int32)), np.array([0, 1])) is None
+
+
+def test_a_seed_gives_the_same_tokens_whatever_the_neighbours_ask_for():
+    ours, _ = workers(shape(vocab_size=700))
+    hot = np.stack([draw_of(Sampling(1, temperature=1.0), 7), draw_of(Sampling(1), 0)])
+    asked = [SamplingRows(random=hot), SamplingRows(random=hot, top_logprobs=np.array([-1, 2], np.int32))]
+    found = []
+    for sampling in asked:
+        batch = Batch(prompts(700, (5, 9)))
+        steps = [batch.step((5, 9), lambda _rows, one=sampling: one), batch.step((1, 1), lambda _rows, one=sampling: one)]
+        found.append([ours.execute(plan).token_ids.tolist() for plan in steps])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

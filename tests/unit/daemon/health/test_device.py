@@ -32,6 +32,7 @@ LOADED = Ready(64, 8, 16, 40, 2, device=UUID)
         ({"remap_pending": True}, Grade.DEGRADED, "row remapping pending"),
         ({"remap_pending": True, "remap_failed": True}, Grade.FAILED, "row remapping failed"),
         ({"uncorrected": 5, "before": 5}, Grade.DEGRADED, "had 5 errors that cannot be corrected since its driver"),
+        ({"uncorrected": 5, "before": None}, Grade.DEGRADED, "had 5 errors that cannot be corrected since its driver"),
         ({"uncorrected": 5, "before": 3}, Grade.FAILED, "had 2 errors that cannot be corrected since this replica started"),
         ({"uncorrected": 5, "before": 3, "identity": SLICE}, Grade.DEGRADED, "had 5 errors"),
         ({"throttled": ("power brake", "hardware slowdown")}, Grade.DEGRADED, "held down: power brake, hardware slowdown"),

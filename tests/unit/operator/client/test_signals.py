@@ -49,6 +49,15 @@ def service(*pods, name="s", **fields):
     return pb.ServiceDemand(namespace="ns", name=name, endpoints=pods, **fields)
 
 
+@pytest.mark.parametrize("ages", [(100, 900), (900, 100)], ids=["the one that knows faults heard it first", "heard it last"])
+def test_a_device_has_failed_whichever_gateway_says_it_though_one_of_the_version_before_does_not(ages):
+    knows = pod(reason="device-fault", device_fault="Xid 79", state_age_ms=ages[0])
+    harness = Harness()
+    harness.hear("g1", service(knows), full=True)
+    harness.hear("g2", service(pod(state_age_ms=ages[1])), full=True)
+    assert harness.of().endpoints["p1"].device_fault == "Xid 79"
+
+
 def test_held_requests_are_summed_and_replica_reports_are_not():
     harness = Harness()
     harness.hear("g1", service(pod(), held=2, running=5, waiting=1, blocks_used=10, blocks_total=40), full=True)
