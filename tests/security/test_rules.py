@@ -30,7 +30,7 @@ FIXED = {
     "torch": (2, 6),
 }
 # Code that runs code on purpose: what is said there is ours, not a client's.
-ENTRY_POINTS = ("daemon/pagoda_daemon/text/template_worker.py",)
+ENTRY_POINTS = ("daemon/pagoda_daemon/text/template_worker.py", "kernels/pagoda_kernels/aot/__main__.py")
 # Who writes to the cluster: a plan's deeds, words beside the runs, and the Lease. Of the client itself only the entry point's own.
 WRITES = {
     "apply.py": {"create(resource)", "apply(resource)", "delete(resource)", "annotate(write.resource)", "apply_status(resource)"},

@@ -8,7 +8,6 @@ optional import. Without either, or on another device than NVIDIA's, there is no
 from __future__ import annotations
 
 import asyncio
-import importlib
 import threading
 import time
 from collections import Counter
@@ -33,7 +32,9 @@ _ALL_INSTANCES: Final = 0xFFFFFFFF  # of an event that is not one slice's
 
 def load_nvml() -> Any:
     """The module; ImportError where it is not installed."""
-    return importlib.import_module("pynvml")
+    import pynvml  # type: ignore[import-untyped]
+
+    return pynvml
 
 
 class DeviceReader:

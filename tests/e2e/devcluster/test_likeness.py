@@ -26,10 +26,15 @@ def shape(status: dict[str, Any]) -> dict[str, Any]:
 def state_shape(one: dict[str, Any]) -> dict[str, Any]:
     """A crash loop is between two deaths for most of the time; just after one, the state says what then the last state says."""
     (state, detail), last = next(iter(one["state"].items())), one["lastState"].get("terminated", {})
-    said = [state, detail.get("reason"), detail.get("exitCode"), detail.get("message", "").partition(":")[0]]
+    said = [state, death(detail), detail.get("exitCode"), detail.get("message", "").partition(":")[0]]
     if state == "waiting" and detail["reason"] == "CrashLoopBackOff":
         said[-1] = said[-1].partition(" pod=")[0]
-    return {"said": said, "last": [last.get("reason"), last.get("exitCode")], "ready": one["ready"], "started": one["started"]}
+    return {"said": said, "last": [death(last), last.get("exitCode")], "ready": one["ready"], "started": one["started"]}
+
+
+def death(detail: dict[str, Any]) -> str | None:
+    """A kubelet says Error of a kill for memory if containerd heard of it only after the container's end. Nothing else ends these with 137."""
+    return "OOMKilled" if (detail.get("reason"), detail.get("exitCode")) == ("Error", 137) else detail.get("reason")
 
 
 def played(pod: dict[str, Any], restarts: int, **annotations: str) -> dict[str, Any]:

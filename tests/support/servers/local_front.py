@@ -103,7 +103,7 @@ async def local_front(
         engines.append(_Engine(config, 0.0, replica))
         return engines[0]
 
-    front = Front(Settings(config, Path(), parse_duration(config.drain_timeout)), Backing(engine, toy_text, probes, nvml))
+    front = Front(Settings(config, Path(), parse_duration(config.drain_timeout)), Backing(engine, toy_text, probes, nvml=nvml))
     listening: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(front.run(listening.set_result))
     try:

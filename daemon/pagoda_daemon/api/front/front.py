@@ -94,9 +94,9 @@ class Backing:
     engine: Callable[[Replica], EngineLink]
     text: Callable[[], ModelText]
     probes: Callable[[Replica, str, int, Limits], Probes] = ProbeServer
-    nvml: Callable[[], Any] = load_nvml
     bounds: Bounds | None = None
     tidy: Callable[[], None] = lambda: None  # before the process exits without coming back from `run`
+    nvml: Callable[[], Any] = load_nvml
 
 
 class Front:
