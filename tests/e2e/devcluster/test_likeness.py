@@ -33,7 +33,7 @@ def state_shape(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def death(detail: dict[str, Any]) -> str | None:
-    """A kubelet says Error of a kill for memory if containerd heard of it only after the container's end. Nothing else ends these with 137."""
+    """A kubelet says Error of a kill for memory if containerd heard of it after the container's end. Nothing else here ends with 137."""
     return "OOMKilled" if (detail.get("reason"), detail.get("exitCode")) == ("Error", 137) else detail.get("reason")
 
 
