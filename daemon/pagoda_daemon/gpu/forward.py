@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pagoda_kernels.gpu.copy_blocks import copy_blocks
 from pagoda_kernels.gpu.paged_attention_decode import DecodeScratch
 from torch import Tensor
 
@@ -83,7 +84,8 @@ class GpuForward:
 
     def copy_blocks(self, pairs: Ints) -> None:
         """As `runner.forward.Forward`."""
-        self.kv.copy_blocks(pairs)
+        sent = self.send({"pairs": np.ascontiguousarray(pairs, np.int32)})
+        copy_blocks(self.kv.data, sent["pairs"].view(-1, 2), self._shape.block_size)
 
     def _replayed(self, plan: StepPlan, wanted: NDArray[np.int64]) -> Tensor | None:
         bucket = bucket_of(plan.rows.size, self._buckets) if self._graphs is not None else None
@@ -91,8 +93,7 @@ class GpuForward:
         alone = plan.token_ids.size == plan.rows.size and plan.adapters is None and np.array_equal(wanted, np.arange(plan.rows.size))
         if bucket is None or not alone or self._graphs is None:
             return None
-        found = self._graphs.replay(plan, bucket, self._staging)
-        return None if found is None else found[0]
+        return self._graphs.replay(plan, bucket, self._staging)
 
     def _decode(self, sent: Mapping[str, Tensor], rows: int, logits: Tensor) -> None:
         """What a graph holds."""

@@ -1,6 +1,6 @@
 """DecodeGraphs: the forward pass of steps that only decode, captured once per number of rows and replayed. Made by `gpu.forward`.
 
-A captured step costs one launch instead of eight per layer. Rows are padded to the next captured number. The largest graph is captured
+A captured step costs one launch instead of ten per layer. Rows are padded to the next captured number. The largest graph is captured
 first, and all share one pool of memory, so that together they hold what the largest needs.
 """
 
@@ -49,8 +49,8 @@ class DecodeGraphs:
             self._graphs[count] = self._captured(count, compute)
             note((done + 1) / len(rows))
 
-    def replay(self, plan: StepPlan, rows: int, staging: Staging) -> tuple[Tensor, Tensor] | None:
-        """Compute `plan` with the graph of `rows`; logits and the rows' indexes int64, both [plan's rows]. None: it is too large for it."""
+    def replay(self, plan: StepPlan, rows: int, staging: Staging) -> Tensor | None:
+        """Compute `plan` with the graph of `rows`; its logits [plan's rows, vocab]. None: it is too large for it."""
         captured = self._graphs[rows]
         arrays = decode_arrays(plan, self._shape, rows)
         if arrays["tables"].size > self._table_words or any(arrays[work_name(w)][0] > self._items for w in self._shape.windows):
@@ -58,8 +58,7 @@ class DecodeGraphs:
         staging.send_to(self._words, arrays, captured.where)
         self._last = captured.graph
         captured.graph.replay()
-        count = plan.rows.size
-        return captured.logits[:count], self._words[captured.where["rows"]].view(torch.int64)[:count]
+        return captured.logits[: plan.rows.size]
 
     def replay_last(self) -> None:
         """The same step once more, for whoever times it."""

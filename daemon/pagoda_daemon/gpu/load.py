@@ -32,8 +32,8 @@ from pagoda_daemon.model.fused import FusedDecoder, not_fused
 from pagoda_daemon.model.loader import load_tensors
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
-from pagoda_daemon.runner.host import Host, Memory
-from pagoda_daemon.runner.kv_size import STEP_FLOOR, Needs, kv_shape, needs, sampling_bytes
+from pagoda_daemon.runner.host import Host
+from pagoda_daemon.runner.kv_size import STEP_FLOOR, KvShape, kv_shape, needs, sampling_bytes
 from pagoda_daemon.runner.place import computed_by, memory_at, place_of, uuid_of
 from pagoda_daemon.runner.probe import one_token
 
@@ -79,6 +79,7 @@ def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) ->
         warm(warm_worker(trial, weights, engine, limits, lambda _share: None, graphs=False))
     except Exception as error:  # noqa: BLE001  whatever it is, torch computes without Triton
         return f"Triton kernels do not run here: {type(error).__name__}: {error}"
+    torch.cuda.empty_cache()  # what the trial had would count as taken when the pool is sized
     return None
 
 
@@ -94,7 +95,7 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     with place:
         weights = allocate(spec, _DTYPE)
     load_tensors(directory, destinations(spec, weights), lambda share: progress(_READING * share))
-    step = _measured(spec.within(most), weights, engine, (asked, memory))
+    step = _measured(spec.within(most), weights, engine, most, lambda: kv_shape(engine, asked, memory))
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
     name = fingerprint(directory, engine.dtype, "")
@@ -148,13 +149,12 @@ def _capture(forward: GpuForward, max_len: int, note: Callable[[float], None]) -
         torch.cuda.empty_cache()
 
 
-def _measured(spec: ModelSpec, weights: Weights, engine: EngineConfig, asked: tuple[Needs, Memory]) -> int:
-    """`step_bytes`; ConfigRejected where the device cannot even hold that step beside the weights."""
-    needs_, memory = asked
+def _measured(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len: int, estimate: Callable[[], KvShape]) -> int:
+    """`step_bytes`; ConfigRejected where the device cannot even hold that step beside the weights: by `estimate`, which says what would."""
     try:
-        return step_bytes(spec, weights, engine, kv_shape(engine, replace(needs_, step_bytes=0), memory).max_model_len)
+        return step_bytes(spec, weights, engine, max_len)
     except torch.OutOfMemoryError as error:
-        kv_shape(engine, needs_, memory)  # says by estimates what would fit
+        estimate()
         raise ConfigRejected(f"a step of tokenBudget {engine.token_budget} does not fit beside the weights; lower tokenBudget") from error
 
 

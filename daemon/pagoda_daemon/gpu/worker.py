@@ -62,8 +62,8 @@ class GpuWorker:
         self.limits = limits
         self._feedback = Feedback()
         self._sampler = Sampler(self._draw)
-        # What a plan does not know yet is of the two steps before it: more are never in flight.
         self._scratch = SampleScratch.of(forward.rows + 1, limits.vocab_size, forward.kv.data.device)
+        # What a plan does not know yet is of the two steps before it: more are never in flight.
         self._unheard: deque[Launched] = deque(maxlen=2)
         self._memory = MemoryPattern(forward.kv.data.device)
 

@@ -7,7 +7,7 @@ any batch and in any chunks of its prompt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pagoda_kernels.gpu.paged_attention_prefill_ahead import _hidden, _paged_attention_prefill_ahead_kernel, _tile
 from pagoda_kernels.gpu.prefill_config import HEAD_DIMS, Config, arch_of, choose_config
 
 if TYPE_CHECKING:
@@ -25,6 +24,24 @@ if TYPE_CHECKING:
     from pagoda_kernels.gpu.pages import Pages
 
 _LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _tile(work, starts, lengths, item):
+    """The tile of a program: its row, the row's first token, its queries, its length, and the tile's first query in the row."""
+    row = tl.load(work + 1 + item)
+    first = tl.load(work + 1 + tl.load(work) + item)
+    start = tl.load(starts + row)
+    return row, start, tl.load(starts + row + 1) - start, tl.load(lengths + row), first
+
+
+@triton.jit
+def _hidden(score, column, position, window, WINDOW: tl.constexpr):
+    """Take from `score` what a line at `position` does not see."""
+    seen = column <= position
+    if WINDOW:
+        seen = seen & (column > position - window)
+    return tl.where(seen, score, float("-inf"))
 
 
 @triton.jit
@@ -73,7 +90,6 @@ def _paged_attention_prefill_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    HELD: tl.constexpr,
 ):
     group: tl.constexpr = HEADS // KV_HEADS
     tile: tl.constexpr = BLOCK_M // group
@@ -87,11 +103,7 @@ def _paged_attention_prefill_kernel(
     token = first + lines // group
     real = ((lines < tile * group) & (token < queries))[:, None]
     place = ((row_start + token).to(tl.int64) * HEADS + head * group + lines % group)[:, None] * HEAD_DIM + dims
-    if HELD:  # read as bits: from a tensor that comes straight from memory the compiler would multiply in shared memory
-        bits = tl.load(query.to(tl.pointer_type(tl.int16), bitcast=True) + place, mask=real, other=0)
-        turned = bits.to(out.dtype.element_ty, bitcast=True)
-    else:
-        turned = tl.load(query + place, mask=real, other=0.0)
+    turned = tl.load(query + place, mask=real, other=0.0)
     position = (length - queries + token)[:, None]
 
     # The keys that any line of this tile sees are begin .. stop; those before `whole` are seen by all of its lines (without a window).
@@ -198,8 +210,7 @@ def paged_attention_prefill(
     descriptors = config.descriptors and config.block_n == pages.block_size
     if not tiles:
         return out
-    kernel, form = _form(config, kv, descriptors)
-    kernel[(kv_heads, tiles)](
+    _paged_attention_prefill_kernel[(kv_heads, tiles)](
         query,
         kv[1],
         *(_blocks(one, config.block_n) if descriptors else None for one in kv),
@@ -212,6 +223,7 @@ def paged_attention_prefill(
         window or 0,
         kv.shape[1],
         _LOG2_E / head_dim**0.5,
+        kv[0],
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -219,19 +231,11 @@ def paged_attention_prefill(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         WINDOW=window is not None,
-        **form,
+        DESCRIPTORS=descriptors,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
-
-
-def _form(config: Config, kv: Tensor, descriptors: bool) -> tuple[Any, dict[str, Any]]:
-    """The kernel, and the arguments that are its own."""
-    small = kv.dtype.itemsize == 2
-    if config.ahead and descriptors and small:
-        return _paged_attention_prefill_ahead_kernel, {"ASSEMBLY": not triton.knobs.runtime.interpret, "HELD": config.held}
-    return _paged_attention_prefill_kernel, {"keys": kv[0], "DESCRIPTORS": descriptors, "HELD": config.held and small}
 
 
 def _blocks(keys: Tensor, tokens: int) -> TensorDescriptor:

@@ -1,14 +1,11 @@
-"""What paged_attention_prefill ships, for the gate: heads of three sizes, a window, blocks of 64, and the forms with descriptors."""
+"""What paged_attention_prefill ships, for the gate: heads of three sizes, a window, blocks of 64, and these by descriptors."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.paged_attention_prefill import _paged_attention_prefill_kernel
-from pagoda_kernels.gpu.paged_attention_prefill_ahead import _paged_attention_prefill_ahead_kernel
 from pagoda_kernels.gpu.prefill_config import Config, choose_config
 
 _HEADS, _KV_HEADS = 32, 8
@@ -28,7 +25,7 @@ def _export(name: str, head_dim: int, block_size: int, archs: tuple[str, ...], *
         signature=pointers | lists | numbers,
         constants={"key_blocks": None, "value_blocks": None}
         | {"HEADS": _HEADS, "KV_HEADS": _KV_HEADS, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": config.block_m}
-        | {"BLOCK_N": config.block_n, "WINDOW": window, "DESCRIPTORS": False, "HELD": False},
+        | {"BLOCK_N": config.block_n, "WINDOW": window, "DESCRIPTORS": False},
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
         bands=Bands(registers=255, mma=_MMA, depth=config.num_stages - 2),
         archs=archs,
@@ -38,16 +35,15 @@ def _export(name: str, head_dim: int, block_size: int, archs: tuple[str, ...], *
 def _fetched(name: str, head_dim: int, config: Config) -> Export:
     """By descriptor. sm_90 alone: its tiles and stages are chosen for that, and so are the products that run on their own."""
     block = f"tensordesc<bf16[{config.block_n}, {head_dim}]>"
-    pointers = dict.fromkeys(("query", "values", "out"), "*bf16") | ({} if config.ahead else {"keys": "*bf16"})
+    pointers = dict.fromkeys(("query", "keys", "values", "out"), "*bf16")
     lists = dict.fromkeys(("tables", "table_starts", "lengths", "starts", "work"), "*i32")
     numbers = {"window": "i32", "slots": "i32", "scale": "fp32"}
     return Export(
         name=f"paged_attention_prefill_{name}",
-        kernel=_paged_attention_prefill_ahead_kernel if config.ahead else _paged_attention_prefill_kernel,
+        kernel=_paged_attention_prefill_kernel,
         signature=pointers | {"key_blocks": block, "value_blocks": block} | lists | numbers,
         constants={"HEADS": _HEADS, "KV_HEADS": _KV_HEADS, "HEAD_DIM": head_dim, "BLOCK_SIZE": config.block_n, "BLOCK_M": config.block_m}
-        | {"BLOCK_N": config.block_n, "WINDOW": False}
-        | {"HELD": config.held, "ASSEMBLY" if config.ahead else "DESCRIPTORS": True},
+        | {"BLOCK_N": config.block_n, "WINDOW": False, "DESCRIPTORS": True},
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
         bands=Bands(registers=255, mma=_MMA, depth=2),
         archs=("sm_90",),
@@ -64,7 +60,4 @@ EXPORTS = (
     _export("128_block_16_window", 128, 16, _MAIN, window=True),
     _export("256_block_16", 256, 16, _MAIN),
     _fetched("128_fetched", 128, _FETCHED),
-    _fetched("128_fetched_held", 128, replace(_FETCHED, held=True)),
-    _fetched("128_ahead", 128, replace(_FETCHED, ahead=True)),
-    _fetched("64_ahead", 64, replace(_FETCHED, ahead=True)),
 )

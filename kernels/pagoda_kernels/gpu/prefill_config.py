@@ -21,10 +21,6 @@ class Config:
     num_stages: int
     descriptors: bool = False
     """Fetch a tile of keys by one copy of a block (TMA), where a tile is a block; elsewhere by a load per key, as without."""
-    held: bool = False
-    """Hold the queries in registers: shared memory is then read for keys and values only. Types of 2 bytes."""
-    ahead: bool = False
-    """With descriptors: scores one tile ahead, so that both products run under the softmax. Types of 2 bytes."""
 
 
 def choose_config(head_dim: int, dtype: torch.dtype, arch: int = _HOPPER) -> Config:

@@ -174,7 +174,7 @@ def test_kernels_that_cannot_be_compiled_are_a_reason_to_use_torch(monkeypatch):
 def test_a_graph_is_for_steps_whose_logits_are_wanted_in_the_order_of_the_rows():
     ours, _ = workers(shape())
     forward, plan = ours.forward, Batch(prompts(200, (1, 1))).step((1, 1))
-    forward._graphs, forward._buckets = SimpleNamespace(replay=lambda *_: ("the graph's", None)), (1, 2, 4)
+    forward._graphs, forward._buckets = SimpleNamespace(replay=lambda *_: "the graph's"), (1, 2, 4)
     assert forward._replayed(plan, np.array([0, 1])) == "the graph's"
     assert forward._replayed(plan, np.array([1, 0])) is None, "a scored prompt of one token stands behind those that sample"
     assert forward._replayed(plan, np.array([1])) is None
@@ -203,6 +203,17 @@ def test_a_seed_gives_the_same_tokens_whatever_the_neighbours_ask_for():
 )
 def test_models_that_the_kernels_cannot_compute_are_left_to_torch(changes, told):
     assert not_fused(shape(**changes)) == told
+
+
+def test_blocks_are_copied_before_a_step_writes():
+    ours, theirs = workers(spec := shape())
+    batch = Batch(prompts(spec.vocab_size, (17, 9)))
+    first, old = batch.step((17, 9)), batch.tables[0, :2].copy()
+    new = batch.tables[0, 5:7].copy()
+    batch.tables[0, :2] = new  # the two blocks that the first row has filled move
+    second = replace(batch.step((1, 1)), copies=np.stack((old, new), axis=1).astype(np.int32))
+    for plan in (first, second):
+        same(ours.execute(plan), theirs.execute(plan))
 
 
 def test_a_step_may_be_launched_before_the_one_that_samples_its_tokens_is_heard():

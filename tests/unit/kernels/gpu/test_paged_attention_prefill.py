@@ -22,12 +22,7 @@ SMALL = Config(block_m=32, block_n=32, num_warps=4, num_stages=2)
 """Tiles so small that a hundred tokens have many edges."""
 LONGER = replace(SMALL, block_n=64)
 """For blocks of 64: a tile of keys is whole blocks."""
-FORMS = [
-    replace(LONGER, descriptors=True),
-    replace(LONGER, held=True),
-    replace(LONGER, descriptors=True, ahead=True),
-    replace(LONGER, descriptors=True, held=True, ahead=True),
-]
+FORMS = [LONGER, replace(LONGER, descriptors=True)]
 MIXED = [(1, 1), (1, 70), (20, 20), (3, 0), (33, 90), (0, 40), (5, 64)]
 """Rows as (queries, length): one query, a whole prompt, padding, chunks with what came before, no query."""
 
