@@ -1,8 +1,8 @@
 """An image of one's own, from a Dockerfile to answers: built by buildah, loaded, run under Pod Security `restricted`."""
 
 import json
-import re
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
