@@ -161,6 +161,11 @@ class InferenceServiceStatus(Model):
     adapter_names: Annotated[tuple[ServedName, ...], Field(max_length=1024)] | None = Field(
         default=None, description="The names of LoraAdapters that clients may put into `model`. Gateways send them to this service."
     )
+    faulty_replicas: Annotated[tuple[Annotated[str, StringConstraints(max_length=253)], ...], Field(max_length=512)] | None = Field(
+        default=None,
+        description="Pods whose device is reported as faulty, by an annotation or by their node. Gateways send them requests only if no "
+        "other replica answers.",
+    )
     ready_expected_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None,
         description="When the starting replicas are expected to be ready, by the time that others took. Absent if nothing is known.",

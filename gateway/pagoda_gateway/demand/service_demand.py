@@ -55,7 +55,7 @@ def service_demand(facts: Facts, now_ms: float) -> pb.ServiceDemand:
     message = pb.ServiceDemand(namespace=namespace, name=name, held=facts.held.requests)
     if facts.held.since_ms is not None:
         message.oldest_held_ms = _floor(now_ms - facts.held.since_ms, _AGE_STEP_MS)
-    message.wake = bool(facts.held.requests) and all(endpoint.draining for endpoint in facts.endpoints)
+    message.wake = bool(facts.held.requests) and all(judge(endpoint, now_ms) is Verdict.DRAINING for endpoint in facts.endpoints)
     frames = [frame for endpoint in facts.endpoints if (frame := fresh_frame(endpoint, now_ms)) is not None]
     _sum(message, frames)
     _count(message, facts.tally, now_ms)

@@ -77,8 +77,7 @@ class Endpoint:
     address: str
     service_uid: str = ""
     draining: bool = False  # discovery says that the replica drains or is deleted
-    device_fault: str = ""  # why discovery does not trust its device; empty while it does
-    discovered_revision: str = ""  # the revision as discovery knows it, before the replica's first frame
+    faulty: bool = False  # its service's status says that its device is faulty
     frame: Frame | None = None
     frame_made_ms: float = 0.0
     connected: bool = False  # the state stream is open
@@ -95,8 +94,8 @@ class Endpoint:
 
     @property
     def revision(self) -> str:
-        """The revision that it runs; empty if unknown."""
-        return (self.frame.revision if self.frame else "") or self.discovered_revision
+        """The revision that it runs; empty until it has said so."""
+        return self.frame.revision if self.frame else ""
 
     def adapter(self, model: str) -> str:
         """Returns the name if it stands for a LoRA here, else ""."""

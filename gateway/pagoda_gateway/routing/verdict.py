@@ -85,7 +85,7 @@ def engine_is_silent(frame: Frame, silent_ms: float) -> bool:
 def _unsound(endpoint: Endpoint, frame: Frame) -> Verdict | None:
     if frame.deep_check_failed:
         return Verdict.DEEP_CHECK
-    return Verdict.DEVICE_FAULT if endpoint.device_fault or frame.device_fault else None
+    return Verdict.DEVICE_FAULT if endpoint.faulty or frame.device_fault else None
 
 
 def _by_age(frame: Frame, connected: bool, engine_ms: float) -> Verdict:

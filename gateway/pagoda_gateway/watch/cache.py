@@ -65,6 +65,8 @@ class EndpointCache:
         """Adds or replaces a service."""
         if self._services.get(service.key) != service:
             self._services[service.key] = service
+            for endpoint in self._by_service.get(service.key, {}).values():
+                endpoint.faulty = endpoint.name in service.faulty
             self._resolve_names()
 
     def delete_service(self, key: str) -> None:
@@ -82,17 +84,17 @@ class EndpointCache:
     def put_replica(self, replica: Replica) -> None:
         """Adds or updates a replica. One with a new address is another replica."""
         known = self._replicas.get(replica.name)
-        if known is not None and known._replace(draining=replica.draining, device_fault=replica.device_fault) != replica:
+        if known is not None and known._replace(draining=replica.draining) != replica:
             self.delete_replica(replica.name)
             known = None
         self._replicas[replica.name] = replica
         if known is None:
-            endpoint = Endpoint(replica.name, replica.service, replica.http, replica.service_uid, discovered_revision=replica.revision)
+            endpoint = Endpoint(replica.name, replica.service, replica.http, replica.service_uid)
             self._endpoints[replica.name] = endpoint
             self._by_service.setdefault(replica.service, {})[replica.name] = endpoint
             self.on_replica_added(replica)
-        endpoint = self._endpoints[replica.name]
-        endpoint.draining, endpoint.device_fault = replica.draining, replica.device_fault
+        endpoint, service = self._endpoints[replica.name], self._services.get(replica.service)
+        endpoint.draining, endpoint.faulty = replica.draining, service is not None and replica.name in service.faulty
         self.on_state_change(replica.service)
 
     def delete_replica(self, name: str) -> None:

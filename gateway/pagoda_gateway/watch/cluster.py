@@ -1,4 +1,4 @@
-"""Watches InferenceServices and replicas' pods in the whole cluster and keeps the cache as they say. Started by serve/process.py.
+"""Watches InferenceServices and the EndpointSlices of their replicas and keeps the cache as they say. Started by serve/process.py.
 
 pagoda_kube follows each kind; here is what is read of an object. While the API server is away, the cache stays as it is, and the gateway
 goes on serving. It writes nothing to the cluster.
@@ -18,18 +18,7 @@ from kubernetes.aio.client import Configuration
 from pagoda_contracts.conditions.service import NOT_SERVED_YET
 from pagoda_contracts.conditions.table import reasons
 from pagoda_contracts.conditions.types import SERVICE, SERVING, STALLED
-from pagoda_contracts.names import (
-    ANNOTATION_DEVICE_FAULT,
-    ANNOTATION_DRAIN_DEADLINE,
-    GROUP,
-    LABEL_REVISION,
-    LABEL_SERVICE,
-    LABEL_SERVICE_UID,
-    PORT_DAEMON_GRPC,
-    PORT_DAEMON_HTTP,
-    VERSION,
-    of_class,
-)
+from pagoda_contracts.names import GROUP, VERSION, of_class
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
 from pagoda_kube.api import KubernetesApi
 from pagoda_kube.cache import Cache, Changed, Item, Key
@@ -39,33 +28,13 @@ from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.limits.registry import Registry
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.key_secrets import watch_keys
+from pagoda_gateway.watch.objects import Meta
 from pagoda_gateway.watch.quotas import QUOTAS, watch_quotas
 from pagoda_gateway.watch.routing_spec import RoutingSpec
 from pagoda_gateway.watch.services import Replica, Service
+from pagoda_gateway.watch.slices import SLICES, Sink, Slices
 
 V = TypeVar("V")
-
-
-class Meta(msgspec.Struct, rename="camel"):
-    """The part of metadata that routing reads."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-    @property
-    def key(self) -> str:
-        """namespace/name."""
-        return f"{self.namespace}/{self.name}"
-
-    def item(self, value: V | None) -> Item[V]:
-        """The object in pagoda_kube's words."""
-        return Item(Key(self.namespace, self.name), self.resource_version, value)
 
 
 class _Model(msgspec.Struct, rename="camel"):
@@ -95,6 +64,7 @@ class _ServiceStatus(msgspec.Struct, rename="camel"):
     served_names: tuple[str, ...] = ()
     ready_expected_at: str = ""
     adapter_names: tuple[str, ...] = ()
+    faulty_replicas: tuple[str, ...] = ()
 
 
 class ServiceObject(msgspec.Struct, rename="camel"):
@@ -123,6 +93,7 @@ class ServiceObject(msgspec.Struct, rename="camel"):
             _epoch_ms(self.status.ready_expected_at),
             self.status.adapter_names,
             not any((one.type, one.reason) == (SERVING.name, NOT_SERVED_YET.name) for one in self.status.conditions),
+            frozenset(f"{meta.namespace}/{pod}" for pod in self.status.faulty_replicas),
         )
 
 
@@ -145,49 +116,13 @@ def _stalled(conditions: Iterable[_Condition]) -> str:
     return ""
 
 
-class _PodStatus(msgspec.Struct, rename="camel"):
-    phase: str = ""
-    pod_ip: str = msgspec.field(default="", name="podIP")
-
-
-class PodObject(msgspec.Struct, rename="camel"):
-    """A replica's pod."""
-
-    metadata: Meta
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
-
-    def parsed(self) -> Replica | None:
-        """Returns it as routing sees it; None if the pod has no address or has ended."""
-        meta, status = self.metadata, self.status
-        if not status.pod_ip or status.phase in ("Succeeded", "Failed"):
-            return None
-        host = f"[{status.pod_ip}]" if ":" in status.pod_ip else status.pod_ip
-        return Replica(
-            name=meta.key,
-            service=f"{meta.namespace}/{meta.labels.get(LABEL_SERVICE, '')}",
-            service_uid=meta.labels.get(LABEL_SERVICE_UID, ""),
-            http=f"{host}:{PORT_DAEMON_HTTP}",
-            grpc=f"{host}:{PORT_DAEMON_GRPC}",
-            draining=meta.deletion_timestamp is not None or ANNOTATION_DRAIN_DEADLINE in meta.annotations,
-            revision=meta.labels.get(LABEL_REVISION, ""),
-            device_fault=meta.annotations.get(ANNOTATION_DEVICE_FAULT, ""),
-        )
-
-
 def read_service(raw: msgspec.Raw) -> Item[Service]:
     """An InferenceService as the API server writes it."""
     read = msgspec.json.decode(raw, type=ServiceObject)
     return read.metadata.item(read.parsed())
 
 
-def read_pod(raw: msgspec.Raw) -> Item[Replica]:
-    """A replica's pod as the API server writes it."""
-    read = msgspec.json.decode(raw, type=PodObject)
-    return read.metadata.item(read.parsed())
-
-
 SERVICES: Final = Kind(f"/apis/{GROUP}/{VERSION}/{INFERENCE_SERVICE.plural}", read_service)
-PODS: Final = Kind("/api/v1/pods", read_pod, (("labelSelector", LABEL_SERVICE),))
 
 
 def classed(kind: Kind[V], service_class: str) -> Kind[V]:
@@ -203,17 +138,17 @@ async def watch(
     service_class: str = "",
 ) -> None:
     """Keeps the cache as the cluster says, until it is cancelled. `kubeconfig` None: the pod's own account. `keys`: the namespace whose
-    Secrets hold API keys, and the ring that they fill. `quotas` takes the TenantQuotas. `service_class`: of the services, their pods and
-    the quotas; empty for those without one."""
+    Secrets hold API keys, and the ring that they fill. `quotas` takes the TenantQuotas. `service_class`: of the services, their replicas
+    and the quotas; empty for those without one."""
     api = KubernetesApi(await _configuration(kubeconfig))
     services = Cache[Service](_updating(cache.put_service, cache.delete_service))
-    replicas = Cache[Replica](_updating(cache.put_replica, cache.delete_replica))
+    slices = Cache[tuple[Replica, ...]](Slices(Sink(cache.put_replica, cache.delete_replica)).changed)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 Reflector(api, classed(SERVICES, service_class), services, Signs(lambda: cache.mark_synced("services"))).run()
             )
-            group.create_task(Reflector(api, classed(PODS, service_class), replicas, Signs(lambda: cache.mark_synced("replicas"))).run())
+            group.create_task(Reflector(api, classed(SLICES, service_class), slices, Signs(lambda: cache.mark_synced("replicas"))).run())
             if keys is not None:
                 group.create_task(watch_keys(api, *keys))
             if quotas is not None:

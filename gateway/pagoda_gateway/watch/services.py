@@ -29,7 +29,7 @@ class Service(NamedTuple):
     its status. `weights` (revision, percent) is not empty while the operator splits requests between revisions. `stalled`: the reason and
     message of its Stalled condition, if only a person can make it serve; else "". `policy`: how replicas are picked. `ready_at_ms`: when a
     replica that starts should be ready, in ms since 1970, 0 if that is not known. `adapters`: the names of its LoraAdapters.
-    `served`: whether a replica has ever taken requests."""
+    `served`: whether a replica has ever taken requests. `faulty`: the replicas whose device the operator reports as faulty."""
 
     key: str
     uid: str
@@ -44,11 +44,11 @@ class Service(NamedTuple):
     ready_at_ms: int = 0
     adapters: tuple[str, ...] = ()
     served: bool = True
+    faulty: frozenset[str] = frozenset()
 
 
 class Replica(NamedTuple):
-    """A replica that has addresses. `service_uid` and `revision` are "" if unknown; `draining`: it was told to drain or is being deleted;
-    `device_fault`: why its device is not to be trusted."""
+    """A replica that has addresses. `service_uid` is "" if unknown; `draining`: it is being deleted, or a file says that it drains."""
 
     name: str
     service: str
@@ -56,5 +56,3 @@ class Replica(NamedTuple):
     http: str
     grpc: str
     draining: bool
-    revision: str = ""
-    device_fault: str = ""

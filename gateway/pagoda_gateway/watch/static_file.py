@@ -28,7 +28,6 @@ class StaticEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http: str
     grpc: str
     leaving: bool = False
-    revision: str = ""
     sick: str = ""
 
 
@@ -54,11 +53,12 @@ def parse(text: bytes) -> tuple[dict[str, Service], dict[str, Replica]]:
     for order, static in enumerate(msgspec.json.decode(text, type=StaticServices).services):
         weights = tuple(static.weights.items())
         service, routing = Service(static.name, f"{order:08}", _CREATED, static.served_names, weights), static.routing
-        services[static.name] = service._replace(policy=routing.kind(), hold=routing.holds(), overflow=routing.overflows())
-        for endpoint in static.endpoints:
-            name = f"{static.name}/{endpoint.http}"
-            addresses = endpoint.http, endpoint.grpc
-            replicas[name] = Replica(name, static.name, "", *addresses, endpoint.leaving, endpoint.revision, endpoint.sick)
+        named = {f"{static.name}/{endpoint.http}": endpoint for endpoint in static.endpoints}
+        faulty = frozenset(name for name, endpoint in named.items() if endpoint.sick)
+        service = service._replace(policy=routing.kind(), hold=routing.holds(), overflow=routing.overflows(), faulty=faulty)
+        services[static.name] = service
+        for name, endpoint in named.items():
+            replicas[name] = Replica(name, static.name, "", endpoint.http, endpoint.grpc, endpoint.leaving)
     return services, replicas
 
 

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from pagoda_contracts.conditions.health import DEVICE_FAULT
-from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT
 
 from pagoda_operator.api.pods import Pod
 from pagoda_operator.api.signals import MISSING_S
 from pagoda_operator.api.state import DEPLOYMENTS, Child, Observed
-from pagoda_operator.decide.render.writes import Annotate
 from pagoda_operator.decide.replicas.drain import Removal
-from pagoda_operator.decide.replicas.replica import OURS, Unhealthy, broken, unhealthy, unverified
+from pagoda_operator.decide.replicas.replica import Unhealthy, broken, unhealthy, unverified
 from pagoda_operator.decide.replicas.replicas import pods_of
 
 # No event of this service comes when another one leaves room in a quota.
@@ -41,11 +39,10 @@ _MASS: Final = "{} ready replicas of {} are unhealthy at the same time. Automati
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All unhealthy replicas, the surest first; marks to write on pods; the order in which replicas are removed, by name. `doing`: what is
-    done about the unhealthy ones; `paused`: why nothing is; `again`: in how many seconds that may differ."""
+    """All unhealthy replicas, the surest first; the order in which replicas are removed, by name. `doing`: what is done about the
+    unhealthy ones; `paused`: why nothing is; `again`: in how many seconds that may differ."""
 
     unhealthy: tuple[Unhealthy, ...] = ()
-    marks: tuple[Annotate, ...] = ()
     order: Mapping[str, Removal] = field(default_factory=dict)
     doing: str = "The operator replaces unhealthy replicas one at a time."
     paused: str = ""
@@ -53,7 +50,7 @@ class Health:
 
 
 def judge(observed: Observed) -> Health:
-    """Which replicas are unhealthy, which are marked for gateways, and which are removed first and last."""
+    """Which replicas are unhealthy, and which are removed first and last."""
     found = unhealthy(observed)
     ill = {one.pod.name for one in found}
     uncertain = {pod.name for pod in observed.pods if pod.serves and unverified(observed, pod)}
@@ -61,22 +58,12 @@ def judge(observed: Observed) -> Health:
     order |= {one.pod.name: Removal.FAULTY if one.answers else Removal.FIRST for one in (*found, *unhealthy(observed, draining=True))}
     if not any(pod.serves and pod.name not in ill | uncertain for pod in observed.pods):
         order |= {one.pod.name: Removal.LAST for one in _in_use(found)}
-    return Health(found, tuple(_marks(observed)), order)
+    return Health(found, order)
 
 
 def _in_use(found: Iterable[Unhealthy]) -> list[Unhealthy]:
     """Those that gateways use if no replica is healthy."""
     return [one for one in found if one.answers] or [one for one in found if one.wrong]
-
-
-def _marks(observed: Observed) -> Iterable[Annotate]:
-    """Copies a node's fault to its pods, and removes it when it is over. What others wrote there stays."""
-    for pod in observed.pods:
-        fault = observed.faults.get(pod.node, "") if pod.devices and pod.counts else ""
-        if fault and not pod.device_fault:
-            yield Annotate(pod, {ANNOTATION_DEVICE_FAULT: OURS + fault})
-        elif not fault and pod.counts and pod.device_fault.startswith(OURS):
-            yield Annotate(pod, {ANNOTATION_DEVICE_FAULT: None})
 
 
 class Step(NamedTuple):

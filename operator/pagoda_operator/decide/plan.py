@@ -79,7 +79,7 @@ def plan(observed: Observed) -> Plan:
     draft = _converging(observed, health)
     if draft.rollout is None:
         draft = _succeeding(observed, draft, health)
-    return _with_name_conflict(observed, replace(draft, writes=(*draft.writes, *health.marks)))
+    return _with_name_conflict(observed, draft)
 
 
 def _with_name_conflict(observed: Observed, draft: Plan) -> Plan:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from pagoda_contracts.names import (
-    ANNOTATION_DRAIN_DEADLINE,
     API_VERSION,
     GROUP,
     LABEL_SERVICE,
@@ -25,13 +24,15 @@ from pagoda_contracts.resources.service import INFERENCE_SERVICE
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from support.kube.cluster import Cluster, running_cluster
 from support.servers.gateway_process import GatewayProcess, start_gateway
-from support.servers.loopback import own_net
+from support.servers.loopback import pod_net
 from support.servers.scripted_replica import Replica, running
 
 pytestmark = pytest.mark.cluster
 
 CRDS = str(Path(__file__).parents[3] / "crds")
 READ = ["list", "watch"]
+# Kubernetes takes a pod into an EndpointSlice only if its node exists.
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "no-kubelet"}}
 
 
 @dataclass
@@ -49,12 +50,18 @@ class Place:
             "replicas": 0,
         }
         document = {"apiVersion": API_VERSION, "kind": "InferenceService", "metadata": {"name": name}, "spec": spec}
-        return self._create(document)["metadata"]["uid"]
+        uid = self._create(document)["metadata"]["uid"]
+        labels = {LABEL_SERVICE: name, LABEL_SERVICE_UID: uid}
+        ports = [{"name": "http", "port": PORT_DAEMON_HTTP}]
+        selecting = {"metadata": {"name": name, "labels": labels}, "spec": {"selector": labels, "ports": ports}}
+        self._create({"apiVersion": "v1", "kind": "Service"} | selecting)
+        return uid
 
     def pod(self, name: str, service: str, uid: str, ip: str) -> None:
-        """A pod that no node runs, with an address nevertheless."""
+        """A pod that no node runs, with an address nevertheless. It is not Ready."""
         labels = {LABEL_SERVICE: service, LABEL_SERVICE_UID: uid}
-        spec = {"schedulerName": "nobody", "containers": [{"name": "daemon", "image": "none"}]}
+        kept = [{"operator": "Exists"}]
+        spec = {"nodeName": NODE["metadata"]["name"], "tolerations": kept, "containers": [{"name": "daemon", "image": "none"}]}
         self._create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec})
         status = json.dumps({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}})
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", status)
@@ -122,6 +129,7 @@ def cluster() -> Iterator[Cluster]:
         with running_cluster(nodes="control-plane") as running_one:
             running_one.kubectl("apply", "-f", CRDS)
             running_one.kubectl("wait", "--for=condition=Established", "--timeout=300s", f"crd/{INFERENCE_SERVICE.plural}.{GROUP}")
+            running_one.kubectl("create", "-f", "-", input=json.dumps(NODE))
             yield running_one
 
 
@@ -130,7 +138,7 @@ def place(cluster: Cluster) -> Iterator[Place]:
     name = f"gw-{secrets.token_hex(3)}"
     rules = [
         {"apiGroups": [GROUP], "resources": [INFERENCE_SERVICE.plural, TENANT_QUOTA.plural], "verbs": READ},
-        {"apiGroups": [""], "resources": ["pods"], "verbs": READ},
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": READ},
     ]
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
     cluster.create_namespace(name)
@@ -158,8 +166,9 @@ async def gateway(place: Place, tmp_path: Path) -> AsyncIterator[tuple[GatewayPr
 
 
 @pytest.fixture
-def net() -> str:
-    return own_net()
+def net() -> Iterator[str]:
+    with pod_net() as own:
+        yield own
 
 
 @contextmanager
@@ -214,20 +223,25 @@ async def test_a_held_request_is_served_when_the_first_pod_gets_an_address(place
         assert process.probe("/readyz") == 200
 
 
-async def test_a_pod_told_to_drain_is_left_and_taken_back(place, gateway, net):
+async def test_a_replica_that_drains_is_left_and_taken_back_and_one_that_is_deleted_is_left(place, gateway, net):
     process, _ = gateway
     model = place.namespace
-    verdicts = {verdict: f'endpoints{{service="{model}/s",verdict="{verdict}"}}' for verdict in ("ready", "draining")}
-    async with at(replica("a", model), f"{net}.1"), at(replica("b", model), f"{net}.2"):
+    a, b = replica("a", model), replica("b", model)
+
+    async def seen(**counts: int) -> None:
+        lines = [f'endpoints{{service="{model}/s",verdict="{verdict}"}} {count}.0' for verdict, count in counts.items()]
+        await until(lambda: asyncio.to_thread(lambda: all(line in process.scrape() for line in lines)), True)
+
+    async with at(a, f"{net}.1"), at(b, f"{net}.2"):
         uid = await asyncio.to_thread(place.service, "s", model)
         for name, ip in (("a", f"{net}.1"), ("b", f"{net}.2")):
             await asyncio.to_thread(place.pod, name, "s", uid, ip)
-        await until(lambda: asyncio.to_thread(lambda: f"{verdicts['ready']} 2.0" in process.scrape()), True)
-        await asyncio.to_thread(place.kubectl, "annotate", "pod", "a", f"{ANNOTATION_DRAIN_DEADLINE}=1")
-        await until(lambda: asyncio.to_thread(lambda: f"{verdicts['draining']} 1.0" in process.scrape()), True)
+        await seen(ready=2)
+        a.say(phase=Phase.PHASE_DRAINING, served_names=[model])
+        await seen(draining=1)
         assert {(await ask(process, model))[1]["replica"] for _ in range(4)} == {"b"}
-        await asyncio.to_thread(place.kubectl, "annotate", "pod", "a", f"{ANNOTATION_DRAIN_DEADLINE}-")
-        await until(lambda: asyncio.to_thread(lambda: f"{verdicts['ready']} 2.0" in process.scrape()), True)
+        a.say(phase=Phase.PHASE_READY, served_names=[model])
+        await seen(ready=2)
         answered = set()
 
         async def both() -> bool:  # one that the machine held up for a moment gets no request meanwhile
@@ -235,6 +249,9 @@ async def test_a_pod_told_to_drain_is_left_and_taken_back(place, gateway, net):
             return answered == {"a", "b"}
 
         await until(both, True)
+        await asyncio.to_thread(place.kubectl, "delete", "pod", "a", "--wait=false")
+        await seen(draining=1)
+        assert {(await ask(process, model))[1]["replica"] for _ in range(4)} == {"b"}
 
 
 async def test_a_name_stays_with_the_oldest_claimer_until_it_is_gone(place, gateway):
@@ -264,7 +281,7 @@ async def test_an_outage_of_the_api_server_changes_nothing_and_after_it_changes_
         assert (await ask(process, model))[0] == 200
         wire.cut()
         await asyncio.to_thread(place.pod, "b", "s", uid, f"{net}.2")
-        await asyncio.to_thread(place.kubectl, "delete", "pod", "a")
+        await asyncio.to_thread(place.kubectl, "delete", "pod", "a", "--force")
         assert await ask(process, model) == (200, {"replica": "a"})
         assert process.probe("/readyz") == 200
         wire.up = True

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, HEADER_ROUTE
+from pagoda_contracts.names import HEADER_ROUTE
 from pagoda_contracts.route import REASON_ONLY_UNSOUND, parse_route
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS
 from support.harness.fake_nodes import WHOLE, device_node, inspected, tolerate
@@ -121,8 +121,7 @@ def test_a_replica_on_a_node_with_an_xid_gets_no_request_where_another_serves_an
     assert choices(gateway) == {processes.daemons[well].http}
     assert "has no node" in real.reported(Degraded="ReplacementDelayed")["Degraded"]["message"]
     assert unhealthy in processes.names(), "it stays until its successor serves"
-    marked = real.kube.get(PODS, real.namespace, unhealthy)["metadata"]["annotations"][ANNOTATION_DEVICE_FAULT]
-    assert marked == "node: XIDErrors: XIDErrorsDetected"
+    assert real.service()["status"]["faultyReplicas"] == [unhealthy]
     stack.enter_context(device_node(real.kube, WHOLE, "h100-c", **ONE_GPU))
     (new,) = set(processes.admit(3)) - {well, unhealthy}
     eventually(lambda: processes.names() == {well, new}, "it goes")

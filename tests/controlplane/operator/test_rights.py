@@ -219,7 +219,7 @@ def test_every_right_is_used_and_no_other_is_asked_for(real, life, roles, accoun
 
 
 def test_the_gateway_too_has_every_right_that_it_uses_and_no_other(real, operator, kube, roles, tmp_path):
-    """It follows services, pods and API keys from its start, and is told of what changes."""
+    """It follows services, EndpointSlices and API keys from its start, and is told of what changes."""
     since = time.time()
     with start_gateway("--kubeconfig", str(kubeconfig(kube, tmp_path, GATEWAY)), "--keys-namespace", NAMESPACE) as gateway:
         a_key_lives(real.cluster, gateway)
@@ -231,7 +231,7 @@ def test_the_gateway_too_has_every_right_that_it_uses_and_no_other(real, operato
         assert gateway.wait() == 0
     log = partial(real.cluster.audit, user=f"system:serviceaccount:{NAMESPACE}:{GATEWAY}", since=since - 60)
     # A watch is in the log once the API server has seen its end, which is after the gateway's.
-    followed = {"pods", "inferenceservices", "secrets"}
+    followed = {"endpointslices", "inferenceservices", "secrets"}
     eventually(lambda: {event["objectRef"]["resource"] for event in log(verbs=["watch"])} >= followed, "ended watches")
     events = log(verbs="all")
     assert [(event["verb"], event["requestURI"]) for event in events if forbidden(event)] == []

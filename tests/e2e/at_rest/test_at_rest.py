@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 from pydoc_answers import questions
-from support.judges.rights import GATEWAY, OPERATOR
+from support.judges.rights import GATEWAY, OPERATOR, granted, used
 from support.kube.client import eventually
 
 pytestmark = pytest.mark.cluster
@@ -27,6 +27,16 @@ def test_the_operator_writes_nothing_at_rest_and_the_gateway_never(pagoda, names
     assert written(pagoda, since) == []
     assert pagoda.running.audit(user=GATEWAY, verbs="read"), "the gateway was never seen: its account has another name"
     assert pagoda.running.audit(user=GATEWAY) == []
+
+
+def test_the_gateway_reads_what_its_roles_name_and_nothing_else(pagoda):
+    """Lists only: a watch is in the audit log at its end. The whole comparison is in tests/controlplane/operator/test_rights.py."""
+    name, namespace = GATEWAY.rpartition(":")[2], GATEWAY.split(":")[2]
+    roles = [pagoda.running.get("clusterrole", name), pagoda.running.get("role", name, "-n", namespace)]
+    rights = granted(roles)
+    assert {right.verb for right in rights} == {"list", "watch"}
+    found = used(pagoda.running.audit(user=GATEWAY, verbs=["list"]))
+    assert sorted(found) == sorted(right for right in rights if right.verb == "list")
 
 
 def written(pagoda, since):

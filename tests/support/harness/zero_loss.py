@@ -128,7 +128,13 @@ class Place:
 
     async def start(self, pod: Body, ip: str, folder: Path) -> HeldBack:
         """A container of the pod."""
-        config = local_config(folder, engine={"max_concurrency": 256, "kv_bytes": 1 << 26}, drain_timeout="30m", health=PATIENT)
+        config = local_config(
+            folder,
+            engine={"max_concurrency": 256, "kv_bytes": 1 << 26},
+            drain_timeout="30m",
+            health=PATIENT,
+            revision=pod["metadata"]["labels"][LABEL_REVISION],
+        )
         own = config.model_copy(update={"listen": Listen(host=ip, probes=0, run_dir=str(folder))})
         stack = AsyncExitStack()
         front = await stack.enter_async_context(local_front(own))

@@ -1,4 +1,4 @@
-"""Pods without a kubelet whose daemons are real processes on this machine's loopback: they can freeze, and a real gateway hears them."""
+"""Pods without a kubelet whose daemons are real processes of this machine: they can freeze, and a real gateway hears them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.kube.fake_api import running
 from support.kube.namespace import NAME, Real
 from support.servers.gateway_process import GatewayProcess
-from support.servers.loopback import own_net
+from support.servers.loopback import pod_net
 from support.servers.replica import Replica, replica_config, start_replica
 
 # A canary that takes longer than this is late, and its replica gets no requests: a busy machine must not be late.
@@ -21,11 +21,11 @@ OFTEN = HealthConfig(deep_probe_every="10s")
 
 
 class DaemonProcesses:
-    """The pods of one service on a node without a kubelet, one loopback address each."""
+    """The pods of one service on a node without a kubelet, one address each."""
 
     def __init__(self, real: Real, folder: Path, stack: ExitStack, auth: AuthConfig | None = None) -> None:
         self.real, self.folder, self.stack, self.auth = real, folder, stack, auth
-        self.net = own_net()
+        self.net = stack.enter_context(pod_net())
         self.daemons: dict[str, Replica] = {}
 
     def admit(self, count: int, *faults: Fault) -> list[str]:

@@ -6,19 +6,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from pagoda_contracts.launch import Fault, HealthConfig, Listen
+from pagoda_contracts.names import LABEL_REVISION
 from pagoda_operator.api.state import PODS
 from support.kube.client import Body
 from support.kube.fake_api import running
 from support.kube.namespace import Real
 from support.kube.operator_process import NODE
 from support.servers.local_front import LocalFront, local_config, local_front
-from support.servers.loopback import own_net
+from support.servers.loopback import pod_net
 
 _PERIOD_S = 0.1
 # A step that a test holds is no hang.
@@ -62,9 +63,11 @@ class InLoop:
 Start = Callable[[Body, str, Path], Awaitable[Running]]
 
 
-async def in_loop(_pod: Body, ip: str, folder: Path, drain_timeout: str = "5m", faults: tuple[Fault, ...] = ()) -> InLoop:
-    """Configured by the test, not by the pod's ConfigMap."""
-    config = local_config(folder, step_ms=5, drain_timeout=drain_timeout, health=PATIENT)
+async def in_loop(pod: Body, ip: str, folder: Path, drain_timeout: str = "5m", faults: tuple[Fault, ...] = ()) -> InLoop:
+    """Configured by the test, not by the pod's ConfigMap; but it says its revision as there."""
+    config = local_config(
+        folder, step_ms=5, drain_timeout=drain_timeout, health=PATIENT, revision=pod["metadata"]["labels"][LABEL_REVISION]
+    )
     testing = config.testing.model_copy(update={"faults": faults}) if config.testing else None
     own = config.model_copy(update={"listen": Listen(host=ip, probes=0, run_dir=str(folder)), "testing": testing})
     stack = AsyncExitStack()
@@ -83,13 +86,14 @@ class Container:
 
 @dataclass
 class FakeKubelet:
-    """Containers by pod uid. Each pod gets a loopback address of its own, as ports are fixed."""
+    """Containers by pod uid. Each pod gets an address of its own, as ports are fixed."""
 
     real: Real
     folder: Path
     start: Start = in_loop
     containers: dict[str, Container] = field(default_factory=dict)
     _nets: list[str] = field(default_factory=list)
+    _routes: ExitStack = field(default_factory=ExitStack)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> None:
@@ -114,7 +118,7 @@ class FakeKubelet:
     async def _start(self, pod: Body) -> Container:
         number = next(self._numbers)
         if number % 250 == 1:
-            self._nets.append(own_net())
+            self._nets.append(self._routes.enter_context(pod_net()))
         ip, folder = f"{self._nets[-1]}.{1 + number % 250}", self.folder / str(number)
         folder.mkdir()
         return Container(ip, await self.start(pod, ip, folder))
@@ -132,6 +136,7 @@ class FakeKubelet:
     async def close(self) -> None:
         for container in self.containers.values():
             await container.running.close()
+        self._routes.close()
 
 
 @asynccontextmanager

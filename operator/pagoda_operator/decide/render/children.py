@@ -139,7 +139,7 @@ def deployment(owner: Owner, name: str, template: Manifest, replicas: int, notes
 
 def core_service(owner: Owner) -> Manifest:
     """All replicas of the service under one name, for clients that the service (spec.clientKeys) or an admin's NetworkPolicy lets in.
-    Gateways watch pods instead."""
+    Gateways read the EndpointSlices that Kubernetes makes of it, which have its labels."""
     ports = [
         {"name": "http", "port": PORT_DAEMON_HTTP, "targetPort": "http", "protocol": "TCP"},
         {"name": "grpc", "port": PORT_DAEMON_GRPC, "targetPort": "grpc", "protocol": "TCP"},

@@ -1,7 +1,8 @@
 """Brings one Deployment to fewer replicas without losing a request, or cancels that. Pure: time is a parameter; called by `replicas`.
 
 A replica leaves in steps. Each begins only after the one before is seen, so that an operator that is killed anywhere goes on from there:
-annotate (gateways stop routing) → order its daemon to drain → nothing in flight, or the deadline → the lowest deletion cost → replicas - 1.
+annotate → order its daemon to drain (gateways hear it from the daemon) → nothing in flight, or the deadline → the lowest deletion cost →
+replicas - 1.
 There is one deadline, written with the first step. The annotation is the truth: a replica without it serves.
 """
 

@@ -139,8 +139,8 @@ def missing(observed: Observed, pod: Pod) -> Iterator[Missing]:
 
 # Whether it is unhealthy
 
-# The prefix of a mark that was copied here from the pod's node: only such marks are removed again.
-OURS: Final = "node: "
+# The prefix of a mark that the operator of 0.2.0 and before copied from the pod's node, and that nobody removes any more.
+_COPIED: Final = "node: "
 # Gateways call a step overdue after 30 s. The rest of what the service grants a step is waited for here.
 _OVERDUE_S: Final = 30.0
 _DEFAULT_PROGRESS: Final = "120s"
@@ -191,13 +191,17 @@ def _unhealthy(observed: Observed, pod: Pod) -> Unhealthy | None:
     return reported
 
 
-def _fault_of(observed: Observed, pod: Pod) -> str:
-    """What others marked the pod with; else what its node says, if the pod has devices there; else what the replica says itself."""
-    if pod.device_fault and not pod.device_fault.startswith(OURS):
+def reported_fault(observed: Observed, pod: Pod) -> str:
+    """What others marked the pod with; else what its node says, if the pod has devices there."""
+    if pod.device_fault and not pod.device_fault.startswith(_COPIED):
         return pod.device_fault
+    return observed.faults.get(pod.node, "") if pod.devices else ""
+
+
+def _fault_of(observed: Observed, pod: Pod) -> str:
+    """What others report; else what the replica says itself, which gateways hear without us."""
     signal = _signal(observed, pod)
-    by_node = observed.faults.get(pod.node, "") if pod.devices else ""
-    return by_node or ("" if signal is None else clean(signal.device_fault))
+    return reported_fault(observed, pod) or ("" if signal is None else clean(signal.device_fault))
 
 
 def _signal(observed: Observed, pod: Pod) -> EndpointSignal | None:

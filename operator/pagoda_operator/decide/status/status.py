@@ -30,13 +30,14 @@ from pagoda_operator.decide.health import Health
 from pagoda_operator.decide.plan import Plan, owner_of
 from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.decide.render.overlay import lost, written
-from pagoda_operator.decide.replicas.replica import clean
+from pagoda_operator.decide.replicas.replica import clean, reported_fault
 from pagoda_operator.decide.scale.autoscale import limited
 from pagoda_operator.decide.status.verdict import Verdict, has_served, verdict
 
 _MAX_REASON: Final = 512
 _MAX_DECISIONS: Final = 5
 _MAX_REVISIONS: Final = 16
+_MAX_FAULTY: Final = 512
 _MAX_OUTDATED: Final = 512
 _MAX_NAMED: Final = 5
 _MAX_MESSAGE: Final = 1000
@@ -54,6 +55,7 @@ def status(observed: Observed, plan: Plan, url: str | None, now: str) -> dict[st
         adapter_names=observed.adapter_names or None,
         selector=",".join(f"{name}={value}" for name, value in owner_of(observed).selector.items()),
         url=url,
+        faulty_replicas=tuple(sorted(pod.name for pod in pods if reported_fault(observed, pod)))[:_MAX_FAULTY] or None,
         ready_expected_at=expected(pods, observed.wanted, observed.starts, observed.now),
         last_start=last_start(observed),
         scaling=_scaling(observed, now),

@@ -66,7 +66,7 @@ def test_only_fresh_endpoints_are_summed():
         (FRAME._replace(deep_check_failed=True), {}, pb.VERDICT_DEAD, "deep-check"),
         (FRAME._replace(engine_age_ms=STATE_DEAD_MS + 1), {}, pb.VERDICT_DEAD, "stuck"),
         (FRAME._replace(step_age_ms=30_001), {}, pb.VERDICT_DEAD, "overdue"),
-        (FRAME, {"device_fault": "Xid 79"}, pb.VERDICT_FRESH, "device-fault"),
+        (FRAME, {"faulty": True}, pb.VERDICT_FRESH, "device-fault"),
         (FRAME._replace(device_fault="Xid 79"), {}, pb.VERDICT_FRESH, "device-fault"),
         (FRAME._replace(phase="loading"), {}, pb.VERDICT_FRESH, "loading"),
         (FRAME, {"draining": True}, pb.VERDICT_FRESH, "draining"),
@@ -78,12 +78,15 @@ def test_only_fresh_endpoints_are_summed():
 def test_verdicts_say_what_a_signal_is_worth_and_why(frame, fields, verdict, reason):
     (one,) = report(endpoint(frame=frame, **fields)).endpoints
     assert (one.verdict, one.reason) == (verdict, reason)
-    assert one.device_fault == (frame.device_fault if frame else ""), "discovery's own is known to the operator already"
+    assert one.device_fault == (frame.device_fault if frame else ""), "what others report is known to the operator already"
 
 
 def test_a_wake_is_asked_for_only_by_a_held_request_of_a_service_without_replicas_that_stay():
     assert report(held=1, since=NOW).wake
     assert report(endpoint(draining=True), held=1, since=NOW).wake
+    told = endpoint(frame=FRAME._replace(phase="draining"))
+    assert report(told, held=1, since=NOW).wake
+    assert not report(told, endpoint("ns/b"), held=1, since=NOW).wake
     assert not report(endpoint(frame=None), held=1, since=NOW).wake
     assert not report().wake
 

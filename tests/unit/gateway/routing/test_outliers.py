@@ -17,9 +17,7 @@ def of(row, failures=NO_FAILURES, now_ms=NOW):
 
 
 def endpoint(name, *, out=False, phase="ready", revision=""):
-    made = Endpoint(
-        name, "ns/s", f"{name}:8000", discovered_revision=revision, frame=Frame(1, phase, 0, 0, 0), frame_made_ms=NOW, connected=True
-    )
+    made = Endpoint(name, "ns/s", f"{name}:8000", frame=Frame(1, phase, 0, 0, 0, revision=revision), frame_made_ms=NOW, connected=True)
     made.failures = of(5) if out else NO_FAILURES
     return made
 

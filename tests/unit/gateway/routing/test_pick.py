@@ -104,8 +104,8 @@ def test_order_of_endpoints_changes_nothing(endpoints, random):
         ({"deep": True, "connected": False}, Verdict.DEEP_CHECK),
         ({"deep": True, "engine_age": STATE_DEAD_MS + 1}, Verdict.STUCK),
         ({"deep": True, "phase": "loading"}, Verdict.LOADING),
-        ({"device_fault": "Xid 79"}, Verdict.DEVICE_FAULT),
-        ({"device_fault": "Xid 79", "draining": True}, Verdict.DRAINING),
+        ({"faulty": True}, Verdict.DEVICE_FAULT),
+        ({"faulty": True, "draining": True}, Verdict.DRAINING),
         ({"own_fault": "Xid 79"}, Verdict.DEVICE_FAULT),
         ({"own_fault": "Xid 79", "deep": True}, Verdict.DEEP_CHECK),
     ],
@@ -136,17 +136,17 @@ def test_unsound_ones_serve_only_while_none_is_sound_and_the_last_one_is_one_of_
 
 
 def test_one_on_a_faulty_device_serves_while_its_canary_is_right_and_nobody_else_is_sound():
-    unhealthy, failing = endpoint(device_fault="Xid 79"), endpoint("b", deep=True)
+    unhealthy, failing = endpoint(faulty=True), endpoint("b", deep=True)
     assert pick([unhealthy], M, {}, NOW) == (unhealthy, REASON_ONLY_UNSOUND)
     assert any_routable([unhealthy], NOW)
     loading = endpoint("c", phase="loading")
     assert pick([unhealthy, loading, failing], M, {}, NOW) == (unhealthy, REASON_ONLY_UNSOUND)
     well = endpoint("d")
     assert pick([unhealthy, well], M, {}, NOW) == (well, REASON_ONLY_ENDPOINT)
-    both = endpoint(device_fault="Xid 79", deep=True)
+    both = endpoint(faulty=True, deep=True)
     assert pick([both], M, {}, NOW) == (both, REASON_ONLY_UNSOUND)
     assert pick([both, unhealthy], M, {}, NOW) == (unhealthy, REASON_ONLY_UNSOUND)
-    assert pick([endpoint(device_fault="Xid 79", engine_age=STATE_DEAD_MS + 1)], M, {}, NOW) == NoPick(Verdict.STUCK)
+    assert pick([endpoint(faulty=True, engine_age=STATE_DEAD_MS + 1)], M, {}, NOW) == NoPick(Verdict.STUCK)
 
 
 def test_a_sound_one_that_cannot_take_this_request_now_is_waited_for():
@@ -156,7 +156,7 @@ def test_a_sound_one_that_cannot_take_this_request_now_is_waited_for():
 
 
 def test_an_unsound_one_that_refused_is_not_asked_again_before_it_speaks():
-    failing, unhealthy = endpoint(deep=True, refused=True), endpoint("b", device_fault="Xid 79", refused=True)
+    failing, unhealthy = endpoint(deep=True, refused=True), endpoint("b", faulty=True, refused=True)
     assert pick([failing, unhealthy], M, {}, NOW) == NoPick(Verdict.DEEP_CHECK)
 
 

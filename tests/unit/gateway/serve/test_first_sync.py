@@ -5,8 +5,9 @@ import json
 
 import aiohttp
 from pagoda_contracts.names import PATH_READY, PATH_STARTUP
-from pagoda_gateway.watch.cluster import PODS, SERVICES
+from pagoda_gateway.watch.cluster import SERVICES
 from pagoda_gateway.watch.quotas import QUOTAS
+from pagoda_gateway.watch.slices import SLICES
 from support.servers.gateway_process import start_gateway
 from support.servers.scripted_api import page, scripted_api
 
@@ -37,7 +38,7 @@ async def test_it_is_not_ready_and_holds_requests_until_it_has_listed_services_a
             held = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={"model": "nobody"}))
             await asyncio.wait([held], timeout=0.2)
             assert not held.done()
-            scripts[PODS.path].say(page())
+            scripts[SLICES.path].say(page())
             await probed(gateway, PATH_READY, 200)
             assert (await held).status == 404
         finally:

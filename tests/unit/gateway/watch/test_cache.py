@@ -118,6 +118,24 @@ def test_draining_can_be_turned_back():
     assert judge(only(made), 0) is Verdict.READY
 
 
+def test_a_service_s_status_says_which_devices_are_faulty_before_or_after_their_replicas_are_known():
+    made = cache(replica(), replica("ns/b"))
+    for endpoint in made.endpoints(made.resolve("m")):
+        made.update_state(endpoint.name, READY, 0, 0)
+    service = made.resolve("m")
+
+    def verdicts():
+        return {endpoint.name: str(judge(endpoint, 0)) for endpoint in made.endpoints(made.resolve("m"))}
+
+    made.put_service(service._replace(faulty=frozenset({"ns/a", "ns/c"})))
+    assert verdicts() == {"ns/a": "device-fault", "ns/b": "ready"}
+    made.put_replica(replica("ns/c"))
+    made.update_state("ns/c", READY, 0, 0)
+    assert verdicts()["ns/c"] == "device-fault"
+    made.put_service(service)
+    assert set(verdicts().values()) == {"ready"}
+
+
 def test_frames_of_a_deleted_replica_are_ignored():
     made = cache(replica())
     endpoint = only(made)

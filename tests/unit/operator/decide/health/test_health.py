@@ -8,7 +8,9 @@ from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEA
 from pagoda_operator.api.signals import CONFIRM_S, MISSING_S, EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import PODS
 from pagoda_operator.decide.health import judge
+from pagoda_operator.decide.plan import plan
 from pagoda_operator.decide.replicas.drain import Removal
+from pagoda_operator.decide.status.status import status
 from support.harness.harness import Harness
 from support.harness.stubs import dependencies_with
 from support.harness.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyHarness
@@ -63,22 +65,23 @@ def test_a_faulty_device_makes_only_pods_with_devices_unhealthy():
     assert (one.reason, one.pod.name, "Xid 79" in one.why) == (conditions.DEVICE_FAULT, harness.pods[0], True)
 
 
-def test_a_fault_of_a_node_is_marked_on_its_pods_until_it_is_over():
+def test_the_status_names_replicas_on_faulty_devices_for_gateways_until_the_fault_is_over():
     harness = UnhealthyHarness()
     for pod in harness.api.of(PODS):
         pod["spec"] = {"nodeName": "gpu-1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
     harness.api.of(PODS)[2]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "Xid 48, says the vendor"}
-    marks = judge(harness.observation(faults={"gpu-1": "Xid 79"})).marks
-    ours = {ANNOTATION_DEVICE_FAULT: "node: Xid 79"}
-    assert [(mark.name, mark.annotations) for mark in marks] == [(name, ours) for name in harness.pods[:2]]
-    for pod in harness.api.of(PODS)[:2]:
-        pod["metadata"]["annotations"] = dict(ours)
-    found = judge(harness.observation(faults={"gpu-1": "Xid 79"}))
-    assert ([one.pod.name for one in found.unhealthy], found.marks) == (harness.pods, ())
-    health = judge(harness.observation())
-    off = health.marks
-    assert [(mark.name, mark.annotations) for mark in off] == [(name, {ANNOTATION_DEVICE_FAULT: None}) for name in harness.pods[:2]]
-    assert [one.pod.name for one in health.unhealthy] == [harness.pods[2]]
+    # A copy of the node's fault that the operator before this one made, and nobody takes away.
+    harness.api.of(PODS)[1]["metadata"]["annotations"] = {ANNOTATION_DEVICE_FAULT: "node: Xid 79"}
+    harness.said[harness.pods[0]] = EndpointSignal(Seen.FRESH, "device-fault", phase="ready", device_fault="Xid 94")
+
+    def named(**faults):
+        observed = harness.observation(**faults)
+        return status(observed, plan(observed), None, "2026-01-01T00:00:00Z").get("faultyReplicas")
+
+    assert named(faults={"gpu-1": "Xid 79"}) == harness.pods
+    assert named() == [harness.pods[2]], "gateways hear what a replica says of itself"
+    harness.api.of(PODS)[2]["metadata"]["annotations"] = {}
+    assert named() is None
 
 
 def test_a_draining_replica_is_not_reported_as_unhealthy():
