@@ -69,7 +69,7 @@ def test_the_category_lists_all_kinds_and_no_short_name_is_taken(kubectl):
         ("inferenceservices", "NAME READY REASON REPLICAS DESIRED ACCELERATOR AGE"),
         ("loraadapters", "NAME SERVICE PLACEMENT READY LOADED REASON AGE"),
         ("tenantquotas", "NAME PRIORITY WEIGHT CONCURRENCY USED GPUS READY AGE"),
-        ("servingprofiles", "NAME DAEMON AGE"),
+        ("servingprofiles", "NAME DAEMON SERVICES READY AGE"),
     ],
 )
 def test_get_shows_what_people_look_for(kubectl, plural, columns):

@@ -234,11 +234,18 @@ def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operat
     real.serve(2)
     real.reported(Ready="Available", Reconciling="Settled")
     eventually(lambda: "Available" in reported_by_events(real), "its last write, the Event of that word")
+    eventually(lambda: used(real) == (1, "True", "Accepted"), "its profile says what it offers, and for how many")
     written = real.cluster.audit(user=USER)
     assert {event["verb"] for event in written} >= {"create", "patch"}, "the audit log shows no writes at all: it counts nothing"
     since, runs = time.time(), operator.counted(RUNS)
     eventually(lambda: operator.counted(RUNS) > runs + 30, "fifteen resyncs, of the service and of the default profile")
     assert [(event["verb"], event["objectRef"]) for event in real.cluster.audit(user=USER, since=since)] == []
+
+
+def used(real):
+    status = (real.kube.get(PROFILES, "", real.namespace) or {}).get("status", {})
+    (ready,) = [one for one in status.get("conditions", ()) if one["type"] == "Ready"] or [{"status": "", "reason": ""}]
+    return status.get("services"), ready["status"], ready["reason"]
 
 
 def reported_by_events(real):
