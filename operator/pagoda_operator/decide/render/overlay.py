@@ -24,12 +24,18 @@ _IDENTITY: Final = {
     "ports": "name",
     "ownerReferences": "uid",
 }
+# Fields of a pod that are read: maps, maps whose keys are a person's own, and lists of maps.
+_MAPS: Final = frozenset(("metadata", "spec", "affinity", "nodeAffinity", "securityContext", "resources", "emptyDir"))
+_FREE_MAPS: Final = frozenset(("labels", "annotations", "nodeSelector", "requests", "limits"))
+_LISTS: Final = frozenset((*_IDENTITY, "tolerations", "topologySpreadConstraints"))
+_NAMED: Final = frozenset(("containers", "initContainers", "volumes"))
 # Fields whose values, or values below them, are quantities: the API server writes 0.5 as 500m and 1024Mi as 1Gi.
 _QUANTITIES: Final = frozenset({"requests", "limits", "sizeLimit"})
 
 # `kubectl rollout restart` writes it. It gives a pod nothing, and to remove it would restart the pods once more.
 _RESTARTED: Final = ("spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/restartedAt")
 
+_MAX_SHOWN: Final = 64
 # Names of environment variables, or how they begin.
 _POWERFUL: Final = ("LD_", "PYTHON", "PAGODA_", "NVIDIA_VISIBLE_DEVICES")
 
@@ -53,6 +59,33 @@ def _merge_lists(base: list[Any], over: list[Any], identity: str, *, whole: bool
 
 def _identified(value: Any, identity: str) -> bool:
     return isinstance(value, list) and all(isinstance(entry, dict) and isinstance(entry.get(identity), str) for entry in value)
+
+
+def misshapen(template: Any, path: tuple[str, ...] = ()) -> str:
+    """The first field of a podTemplate that is no map or list where a pod has one; "" if there is none. The API server takes any."""
+    field = path[-1] if path else "spec"
+    if template is None or (path and field not in _MAPS | _FREE_MAPS | _LISTS and not field.startswith("[")):
+        return ""
+    if field in _LISTS:
+        faults = _misshapen_entries(template, path, field) if isinstance(template, list) else iter([_wrong(path, "a list", template)])
+    elif not isinstance(template, dict):
+        return _wrong(path, "a map", template)
+    else:
+        faults = (misshapen(item, (*path, str(key))) for key, item in template.items() if field not in _FREE_MAPS)
+    return next(filter(None, faults), "")
+
+
+def _misshapen_entries(entries: list[Any], path: tuple[str, ...], field: str) -> Iterator[str]:
+    for index, entry in enumerate(entries):
+        where = (*path, f"[{index}]")
+        if isinstance(entry, dict) and field in _NAMED and not isinstance(entry.get("name"), str):
+            yield f"{written(where)} must have a name"
+        else:
+            yield misshapen(entry, where) if entry is not None else _wrong(where, "a map", entry)
+
+
+def _wrong(path: tuple[str, ...], what: str, value: Any) -> str:
+    return f"{written(path)} must be {what}, got {json.dumps(value)[:_MAX_SHOWN]}"
 
 
 def leaves(value: Any, path: tuple[str, ...] = (), field: str = "") -> Iterator[tuple[str, ...]]:

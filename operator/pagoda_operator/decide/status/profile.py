@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from pagoda_operator.api.conditions import Conditions
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.state import Json, Key, explain
+from pagoda_operator.decide.render.overlay import misshapen
 from pagoda_operator.decide.render.pod import Inputs, pod_template
 
 _NAME: Final = "sample"
@@ -56,7 +57,8 @@ def parse_profile(body: Json) -> Profile:
         spec = ServingProfileSpec.model_validate(body.get("spec"), extra="ignore")
     except ValidationError as error:
         return Profile(meta.name, None, explain(error), meta, status)
-    return Profile(meta.name, spec, "", meta, status)
+    fault = misshapen(spec.pod_template)
+    return Profile(meta.name, None if fault else spec, f"podTemplate: {fault}" if fault else "", meta, status)
 
 
 def profile_status(profile: Profile, services: int, now: str) -> dict[str, Any]:

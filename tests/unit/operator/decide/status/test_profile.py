@@ -36,6 +36,11 @@ ON_GPUS = "It cannot be used by services on GPUs with models on claims and servi
     [
         ({}, "Replicas run localhost/daemon:1. Models are on claims only, because egress allows no network."),
         ({"images": {"daemon": "d"}, "egress": ANYWHERE}, "Models are on claims only, because images.fetch is not set."),
+        # Keys of a person's own are no fields of a pod.
+        (
+            {"podTemplate": {"metadata": {"labels": {"env": "prod", "spec": "a"}}, "spec": {"nodeSelector": {"volumes": "nvme"}}}},
+            "Replicas run",
+        ),
         ({"egress": ANYWHERE}, "Models are on claims or fetched. A service's podTemplate may set nothing."),
         ({"allow": ["metadata.labels", "spec.tolerations"]}, "A service's podTemplate may set metadata.labels, spec.tolerations."),
         ({"allow": [f"spec.p{n}" for n in range(64)]}, "spec.p4, spec.p5 and 58 more paths."),
@@ -67,7 +72,7 @@ def test_a_profile_that_services_can_use_says_what_it_offers_and_to_whom_not(spe
             "requests 8 of cpu, above the limit of 1",
         ),
         ({"podTemplate": daemon_of(limits={"memory": "64Mi"})}, "podTemplate.spec.containers[daemon].resources.limits.memory"),
-        ({"podTemplate": {"spec": {"initContainers": [5]}}}, "podTemplate must be the metadata and spec of a pod"),
+        ({"podTemplate": {"spec": {"initContainers": [5]}}}, "podTemplate: spec.initContainers[0] must be a map, got 5. Running"),
     ],
 )
 def test_a_profile_that_no_service_can_use_names_the_field(spec, says):
