@@ -77,6 +77,11 @@ class Listing:
         return any(file.layer for file in self.files)
 
     @property
+    def compressed(self) -> bool:
+        """Whether `unpacked` counts layers whose contents are larger by nobody knows how much."""
+        return any(file.layer and file.layer.form == "gzip" and file.layer.unpacked <= file.size for file in self.files)
+
+    @property
     def unpacked(self) -> int:
         """Bytes on the disk, at least."""
         return sum(max(file.size, file.layer.unpacked if file.layer else 0) for file in self.files)

@@ -66,6 +66,7 @@ def _object(name: str, body: bytes) -> dict[str, Any]:
 def _summary(listing: Listing, config: dict[str, Any]) -> dict[str, Any]:
     summary: dict[str, Any] = {"config": compact(config), "bytes": listing.unpacked}
     summary |= {"layers": len(listing.files)} if listing.layered else {"weightBytes": listing.weight_bytes, "files": len(listing.files)}
+    summary |= {"compressed": True} if listing.compressed else {}
     summary |= {"revision": listing.revision} if listing.revision else {}
     summary |= {"digest": listing.digest} if listing.digest else {}
     if len(line(summary).encode()) > LIMIT:

@@ -126,6 +126,7 @@ async def test_an_inspection_leaves_out_the_weights_of_an_uncompressed_layer(tmp
     address = shelve(hub, *kit({"model": layer}))
     report = await inspect(Order(parse(address, "v1")), Fetcher(tmp_path).around)
     assert (report["config"]["hidden_size"], report["bytes"], report["layers"]) == (64, len(layer), 1)
+    assert "compressed" not in report
     blob = f"/v2/org/model/blobs/{digest(layer)}"
     assert [headers.get("range") for headers in hub.asked_for(blob)] == [None, f"bytes={512 + 5_000_192}-{len(layer) - 1}"]
 
@@ -139,6 +140,7 @@ async def test_an_inspection_stops_at_the_config_of_a_compressed_layer(tmp_path,
     hub.faults["layer-1"] = Fault(hold_after=150_000)
     report = await inspect(Order(parse(address, "v1")), Fetcher(tmp_path).around)
     assert report["bytes"] == size + len(layers[0][1]) + len(layers[2][1])
+    assert report["compressed"] is True
 
 
 async def test_an_inspection_says_where_it_looked(tmp_path, hub):
