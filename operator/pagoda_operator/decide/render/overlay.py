@@ -97,39 +97,47 @@ def written(path: Sequence[str]) -> str:
     return ".".join(path).replace(".[", "[")
 
 
-def lost(wanted: Any, result: Any, path: tuple[str, ...] = (), field: str = "") -> tuple[str, ...] | None:
+def lost(wanted: Any, result: Any) -> tuple[str, ...] | None:
     """The first path at which `result` differs from what was wanted; None if there is none.
 
     Additions in `result` are fine (defaults, other writers). Absent equals Go's zero value and quantities compare by value, because the API
     server does not store them as they were sent; otherwise each comparison would end in a needless write.
     """
-    if type(wanted) is str and wanted == result:  # most leaves end here
-        return None
+    return _lost(wanted, result, "", quantity=False)
+
+
+def _lost(wanted: Any, result: Any, field: str, *, quantity: bool) -> tuple[str, ...] | None:
+    """The rest of the path, made on the way back: what differs is rare. `quantity`: whether a field above holds quantities."""
     if isinstance(wanted, dict):
         if wanted and not isinstance(result, dict):
-            return path
+            return ()
         for key, item in wanted.items():
-            if (found := lost(item, (result or {}).get(key), (*path, key), key)) is not None:
-                return found
+            live = result.get(key)
+            if type(item) is str and item == live:  # most leaves end here
+                continue
+            if (found := _lost(item, live, key, quantity=quantity or key in _QUANTITIES)) is not None:
+                return (key, *found)
         return None
     if isinstance(wanted, list) and wanted and isinstance(result, list):
-        return _lost_in_list(wanted, result, path, field)
-    return None if _same(wanted, result) or (not _QUANTITIES.isdisjoint(path) and _same_quantity(wanted, result)) else path
+        return _lost_in_list(wanted, result, field, quantity=quantity)
+    return None if _same(wanted, result) or (quantity and _same_quantity(wanted, result)) else ()
 
 
-def _lost_in_list(wanted: list[Any], result: list[Any], path: tuple[str, ...], field: str) -> tuple[str, ...] | None:
+def _lost_in_list(wanted: list[Any], result: list[Any], field: str, *, quantity: bool) -> tuple[str, ...] | None:
     identity = _IDENTITY.get(field)
     if identity and _identified(wanted, identity) and _identified(result, identity):
         live = {entry[identity]: entry for entry in result}
-        pairs = [(f"[{entry[identity]}]", entry, live.get(entry[identity])) for entry in wanted]
+        pairs = [(entry[identity], entry, live.get(entry[identity])) for entry in wanted]
         if any(found is None for _, _, found in pairs):
-            return path
+            return ()
     elif len(wanted) == len(result):
-        pairs = [(f"[{index}]", *pair) for index, pair in enumerate(zip(wanted, result, strict=True))]
+        pairs = [(index, *pair) for index, pair in enumerate(zip(wanted, result, strict=True))]
     else:
-        return path
-    missing = (lost(entry, found, (*path, step)) for step, entry, found in pairs)
-    return next((where for where in missing if where is not None), None)
+        return ()
+    for step, entry, found in pairs:
+        if (missing := _lost(entry, found, "", quantity=quantity)) is not None:
+            return (f"[{step}]", *missing)
+    return None
 
 
 def _same(wanted: Any, result: Any) -> bool:
@@ -190,8 +198,12 @@ def _edited(fields: Json, wanted: Any, live: Any, path: tuple[str, ...]) -> Iter
         here = (*path, _step(field))
         if below.keys() - {"."} and (ours is not None or field.startswith("f:")):
             yield from _edited(below, ours, theirs, here)
-        elif ours is None or lost(ours, theirs, here, here[-1]) is not None or lost(theirs, ours, here, here[-1]) is not None:
+        elif ours is None or _differ(ours, theirs, here) or _differ(theirs, ours, here):
             yield here
+
+
+def _differ(wanted: Any, result: Any, path: tuple[str, ...]) -> bool:
+    return _lost(wanted, result, path[-1], quantity=not _QUANTITIES.isdisjoint(path)) is not None
 
 
 def _part(field: str, value: Any) -> Any:
