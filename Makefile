@@ -16,6 +16,9 @@ START := $(shell date +%s)
 PYTEST := $(BIN)/pytest --durations 10
 # Tests on a cluster wait for three quarters of their time, so that more of them run than there are cores.
 WORKERS ?= 4
+# The gate compiles the GPU ops on the locked Triton and on this one, which a user's PyTorch may bring.
+OLDER_TRITON := 3.7.1
+OLDER := PYTHONPATH=.venv/triton-$(OLDER_TRITON) TRITON_CACHE_DIR=$(CURDIR)/.venv/triton-cache-$(OLDER_TRITON) $(BIN)/python -P -m pagoda_kernels.aot --ledger kernels/pagoda_kernels/ledger-$(OLDER_TRITON).json
 WORDS := PYTHONPATH=tests $(BIN)/python -P -m support.suite.words
 POOL := $(PYTEST) -n $(WORKERS) --dist loadfile
 
@@ -89,19 +92,26 @@ demo: setup  ## A cluster, an install, a model and a chat (root)
 demo-down: setup  ## Remove all that the demo made
 	$(BIN)/pagoda-demo down
 
-generate: setup  ## Rewrite generated files: protobuf code, CRDs, chart CRDs, tables in docs, facts of GPU binaries
+.venv/triton-$(OLDER_TRITON): .venv/.stamp
+	rm -rf $@
+	$(UV) pip install --quiet --no-deps --target $@ triton==$(OLDER_TRITON)
+	touch $@
+
+generate: setup .venv/triton-$(OLDER_TRITON)  ## Rewrite generated files: protobuf code, CRDs, chart CRDs, tables in docs, facts of GPU binaries
 	$(BIN)/pagoda-generate .
 	$(BIN)/python -P -m pagoda_sizing.generate docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.routes.apidoc docs/api.md
 	$(BIN)/python -P -m pagoda_daemon.process.configdoc docs/daemon-config.md
 	$(BIN)/python -P -m pagoda_kernels.aot
+	$(OLDER)
 
-verify: setup  ## Fail if a generated file is stale (writes nothing)
+verify: setup .venv/triton-$(OLDER_TRITON)  ## Fail if a generated file is stale (writes nothing)
 	$(BIN)/pagoda-generate --check .
 	$(BIN)/python -P -m pagoda_sizing.generate --check docs/sizing.md
 	$(BIN)/python -P -m pagoda_daemon.api.routes.apidoc --check docs/api.md
 	$(BIN)/python -P -m pagoda_daemon.process.configdoc --check docs/daemon-config.md
 	$(BIN)/python -P -m pagoda_kernels.aot --check
+	$(OLDER) --check
 
 words: setup  ## Record that docs and messages break fewer rules of plain English (WHAT=docs/engine.md lists places)
 	$(WORDS) --record $(if $(WHAT),--list $(WHAT))

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Bill(budget), "bill")
     if count := config.getoption("--fork"):
         config.pluginmanager.register(Forked(count), "forked")
-        config.pluginmanager.register(Ahead(), "ahead")
+        config.pluginmanager.register(Ahead([HERE / "support", *HERE.parent.glob("*/pagoda_*")]), "ahead")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,7 +20,8 @@ from pagoda_cli.kubectl import Access, get, listed
 from pagoda_cli.why_request import PREFIX, request_lines, request_text
 from pagoda_cli.why_text import text
 
-_KINDS: Final = ("service", INFERENCE_SERVICE.kind.lower(), INFERENCE_SERVICE.plural, f"{INFERENCE_SERVICE.kind.lower()}.{GROUP}")
+_NAMES: Final = (INFERENCE_SERVICE.kind.lower(), INFERENCE_SERVICE.plural)
+_KINDS: Final = ("service", *_NAMES, *(f"{name}.{GROUP}" for name in _NAMES), *INFERENCE_SERVICE.short_names)
 Json = Mapping[str, Any]
 
 

@@ -261,7 +261,6 @@ OPERATOR_EPOCH: Final = Metric("pagoda_operator_epoch", "gauge", "Changes of the
 OPERATOR_WRITES: Final = Metric("pagoda_operator_writes", "counter", "Requests that write to the API server", ("kind", "verb"))
 OPERATOR_READS_AGAIN: Final = Metric("pagoda_operator_reads_again", "counter", "Reads that failed and were asked again at once")
 OPERATOR_WATCH_AGE: Final = Metric("pagoda_operator_watch_age_seconds", "gauge", "Since the last event or bookmark", ("kind",))
-SERVICE_REPLICAS: Final = Metric("pagoda_service_replicas", "gauge", "Replicas, by state", ("namespace", "service", "state"))
 OPERATOR: Final = (
     OPERATOR_RECONCILES,
     OPERATOR_RECONCILE_SECONDS,
@@ -277,5 +276,3 @@ OPERATOR: Final = (
     OPERATOR_LEADER,
     OPERATOR_EPOCH,
 )
-# Named here, exported by nothing yet (docs/roadmap.md).
-OPERATOR_LATER: Final = (SERVICE_REPLICAS,)

@@ -61,9 +61,16 @@ def known_model(service: str, spec: InferenceServiceSpec, kept: Mapping[str, Any
     if kept.get(SOURCE_KEY) != source_of(spec) or not is_report(report):
         return None
     read = json.loads(report)
-    found = of_config(read["config"])._replace(size=size if isinstance(size := read.get("bytes"), int) else 0)
+    found = of_config(read["config"])
+    found = found._replace(size=_size(read, found.shape))
     again = f"; if its files were replaced, delete ConfigMap {map_name(service)}"
     return found._replace(unserved=found.unserved + again) if found.unserved else found
+
+
+def _size(report: Mapping[str, Any], shape: Model | None) -> int:
+    """Returns the bytes of the files; 0 if they were not counted. Of compressed layers, that is less than the weights may need."""
+    counted = size if isinstance(size := report.get("bytes"), int) else 0
+    return max(counted, shape.weight_bytes("bf16")) if report.get("compressed") and shape else counted
 
 
 def of_config(config: dict[str, Any]) -> Inspection:

@@ -117,7 +117,13 @@ def _none(entry: Accelerator, demand: Demand) -> str:
     else:
         wanted = f"mig-{entry.mig.profile}" if entry.mig and entry.mig.profile else "a MIG slice"
     known = sorted({kind.name for kind in demand.known})
-    return f"no node offers {wanted}; offered: {', '.join(known) or 'nothing'}"
+    return f"no node offers {wanted}; offered: {', '.join(known) or _by_claim(demand)}"
+
+
+def _by_claim(demand: Demand) -> str:
+    """What is offered if no node has a resource: a DRA driver may have the devices."""
+    drivers = sorted({one.driver for one in demand.inventory.slices})
+    return f"devices of the DRA driver {', '.join(drivers)}, for which an entry must be dra" if drivers else "nothing"
 
 
 def _unknown(entry: Accelerator) -> str:

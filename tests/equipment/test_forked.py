@@ -39,18 +39,23 @@ def test_never(): ...
 
 
 AHEAD = """
+from pathlib import Path
 from support.suite.ahead import Ahead
 def pytest_configure(config):
-    config.pluginmanager.register(Ahead())
+    config.pluginmanager.register(Ahead([Path("package")]))
 """
 READ = """
 import os, time
 from pathlib import Path
-readers = Path("readers")
-with readers.open("a") as file:
-    file.write(f"{Path(__file__).stem} {os.getpid()} ")
-while Path(__file__).stem == "test_1" and "test_4" not in readers.read_text():
+with Path("readers").open("a") as file:
+    file.write(f"{os.getpid()} ")
+compiled = Path(os.environ["PYTHONPYCACHEPREFIX"])
+for _ in range(6_000):
+    if Path(__file__).stem != "test_1" or ([*compiled.rglob("test_4*-pytest-*.pyc")] and [*compiled.rglob("module*.pyc")]):
+        break
     time.sleep(0.01)
+else:
+    raise RuntimeError("nobody compiles")
 def test_passes(): ...
 """
 
@@ -64,17 +69,19 @@ def played(folder, **environment):
 
 
 @pytest.mark.deep
-def test_while_tests_are_collected_for_the_first_time_another_process_reads_them_from_the_last_one_on(tmp_path):
+def test_while_tests_are_collected_for_the_first_time_another_process_compiles_them_from_the_last_one_on(tmp_path):
     for name, text in {"conftest.py": AHEAD, "pytest.ini": "[pytest]", **{f"test_{at}.py": READ for at in range(1, 5)}}.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/module.py").write_text("")
     bytecode = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
     done = played(tmp_path, **bytecode)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
-    read = (tmp_path / "readers").read_text().split()
-    assert len({*read[1::2]}) == 2
-    (tmp_path / "readers").write_text("test_4 0 ")
+    assert len({*(tmp_path / "readers").read_text().split()}) == 1, "it executes nothing"
+    (module,) = (tmp_path / "compiled").rglob("module*.pyc")
+    module.rename(tmp_path / "compiled/module.pyc")
     assert "4 passed" in played(tmp_path, **bytecode).stdout
-    assert len({*(tmp_path / "readers").read_text().split()[3::2]}) == 1, "all is compiled, nobody helps"
+    assert not module.exists(), "all is compiled, nobody helps"
 
 
 @pytest.mark.deep

@@ -3,12 +3,6 @@ local hs = {}
 local status = obj.status
 
 if status == nil or status.conditions == nil then
-  -- A ServingProfile has no status, a TenantQuota or LoraAdapter may not have been looked at yet.
-  if obj.kind == "ServingProfile" then
-    hs.status = "Healthy"
-    hs.message = ""
-    return hs
-  end
   hs.status = "Progressing"
   hs.message = "not looked at by the operator yet"
   return hs

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 from functools import cache
 
-from pagoda_contracts.conditions import adapter, health, quota, service
+from pagoda_contracts.conditions import adapter, health, profile, quota, service
 from pagoda_contracts.conditions.types import TYPES, Reason
 
 
 @cache
 def reasons() -> tuple[Reason, ...]:
     """Every reason, by kind and condition, in the order of the tables."""
-    found = [value for module in (service, health, quota, adapter) for value in vars(module).values() if isinstance(value, Reason)]
+    found = [value for module in (service, health, quota, adapter, profile) for value in vars(module).values() if isinstance(value, Reason)]
     return tuple(sorted(found, key=lambda reason: (reason.kind, TYPES.index(reason.condition))))
 
 

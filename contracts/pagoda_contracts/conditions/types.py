@@ -8,6 +8,7 @@ from typing import Final
 SERVICE: Final = "InferenceService"
 TENANT_QUOTA: Final = "TenantQuota"
 LORA_ADAPTER: Final = "LoraAdapter"
+SERVING_PROFILE: Final = "ServingProfile"
 NO_DEADLINE: Final = "this wait has no deadline"
 
 
@@ -40,7 +41,8 @@ READY: Final = ConditionType(
     "Ready",
     "True if the current revision of a service is rolled out and enough of its replicas are ready. Enough is all of them in mode Manual, "
     "`scaling.min` but at least one in mode Auto, and one in mode External. A service that is asleep stays Ready if it has ever served. "
-    "A quota is Ready if it is in force. Unknown until a new object or a new spec is ready for the first time.",
+    "A quota is Ready if it is in force, and a profile if services can use it. "
+    "Unknown until a new object or a new spec is ready for the first time.",
 )
 RECONCILING: Final = ConditionType(
     "Reconciling", "True while the operator works towards the spec. The reason says which step is not finished; nothing is asked of you."

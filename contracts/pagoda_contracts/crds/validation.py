@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -141,7 +142,14 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
         first = next(iter(error["input"]), "") if isinstance(error["input"], dict) else ""
         return Problem(path, f"must be a list: begin with `- {f'{first}:' if first else '…'}`, got {_shown(error['input'])}")
     says = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return Problem(path, says if kind == "value_error" else f"{says}, got {_shown(error['input'])}")
+    return Problem(path, says if kind == "value_error" else f"{says}, got {_shown(error['input'])}{_near(error)}")
+
+
+def _near(error: ErrorDetails) -> str:
+    """For the end of a message: the accepted word that the given one is most like."""
+    words = re.findall("'([^']*)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
+    near = get_close_matches(str(error["input"]), words, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _follows(error: ErrorDetails, errors: list[ErrorDetails]) -> bool:

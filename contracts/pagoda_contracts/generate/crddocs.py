@@ -19,6 +19,9 @@ All are of `{API_VERSION}` and in the category `pagoda` (`kubectl get pagoda`). 
 names it in the Ready condition of a service that sets it ([roadmap.md](roadmap.md)). Unknown fields are refused by `kubectl apply`.
 `pagoda validate FILE…` gives the API server's verdict without a cluster, with line and path.
 
+KServe has a kind of the same name as InferenceService. If both are installed, `inferenceservices` and `isvc` reach KServe's. The names
+below always reach Pagoda's.
+
 Durations are Go strings (`800ms`, `10m`, `1h30m`), sizes and cores Kubernetes quantities (`250m`, `4Gi`). Optional means absent.
 **Bold** fields are required.
 """

@@ -26,11 +26,6 @@ at the model's context. All times are seconds.
 Goodput is counted where the configuration has promises (`slo.ttft`, `slo.itl` of DaemonConfig): a served answer meets `itl` by its mean
 time per token; a failed one misses every promise; one whose client left counts for nothing.
 """
-_LATER: Final = """
-## Named, not exported yet
-
-Stands in the contract, is on no port ([roadmap.md](roadmap.md)).
-"""
 
 
 def text() -> str:
@@ -47,10 +42,9 @@ def text() -> str:
         ),
         ("Operator", metrics.OPERATOR),
     )
-    buckets = _numbered((*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER))
+    buckets = _numbered((*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR))
     tables = [f"\n## {title}\n\n{_table(families, buckets)}" for title, families in parts]
-    later = _LATER + "\n" + _table(metrics.OPERATOR_LATER, buckets)
-    return _HEAD + "".join(tables) + later + _bucket_list(buckets)
+    return _HEAD + "".join(tables) + _bucket_list(buckets)
 
 
 def _numbered(families: Sequence[Metric]) -> dict[tuple[float, ...], int]:

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from pagoda_contracts.launch import ToolParser
 from pagoda_contracts.resources.meta import Model, Rule
-from pagoda_contracts.units import Quantity
+from pagoda_contracts.units import Duration, Quantity, parse_duration
 
 
 class KvCacheSpec(Model):
@@ -67,6 +68,18 @@ class EngineSpec(Model):
     deterministic: bool = Field(
         default=False, description="The same request gets the same answer, whatever other requests are in the batch."
     )
+    tool_parser: ToolParser | None = Field(
+        default=None, description="How the model writes tool calls. If absent, as its chat template does."
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Threads that compute on CPU, at most the cores of each cpu entry, rounded up. If absent, as many as these cores; "
+        "on devices, the cores that the container may use.",
+    )
+    load_timeout: Duration | None = Field(
+        default=None,
+        description="A replica that loads its model is restarted if the load stands still for this long, 30s to 12h. If absent, 300s.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -74,5 +87,11 @@ class EngineSpec(Model):
             "engine.minConcurrency must be at most maxConcurrency",
             lambda e: e.min_concurrency is None or e.min_concurrency <= e.max_concurrency,
             "minConcurrency",
+        ),
+        Rule(
+            "!has(self.loadTimeout) || (duration(self.loadTimeout) >= duration('30s') && duration(self.loadTimeout) <= duration('12h'))",
+            "engine.loadTimeout must be 30s to 12h",
+            lambda e: e.load_timeout is None or 30 <= parse_duration(e.load_timeout) <= 43_200,
+            "loadTimeout",
         ),
     )

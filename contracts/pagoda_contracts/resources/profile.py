@@ -9,9 +9,11 @@ from pydantic import Field, StringConstraints
 
 from pagoda_contracts.names import API_VERSION, DAEMON_CUDA
 from pagoda_contracts.resources.meta import (
+    CONDITIONS,
     MAP_BY_NAME,
     ApiVersion,
     Column,
+    Condition,
     DnsName,
     Kind,
     Labels,
@@ -173,6 +175,16 @@ class ServingProfileSpec(Model):
     )
 
 
+class ServingProfileStatus(Model):
+    """What is. Written by the operator alone."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="The metadata.generation that this status is about.")
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = CONDITIONS
+    services: int | None = Field(
+        default=None, ge=0, description="How many InferenceServices use the profile, of those that the operator acts on."
+    )
+
+
 class ServingProfile(Model):
     """The administrator's template for replicas' pods."""
 
@@ -180,6 +192,7 @@ class ServingProfile(Model):
     kind: Literal["ServingProfile"] = "ServingProfile"
     metadata: ObjectMeta = ObjectMeta()
     spec: ServingProfileSpec = Field(description="The template of the replicas' pods.")
+    status: ServingProfileStatus | None = Field(default=None, description="The observed state. Only the operator writes it.")
 
 
 SERVING_PROFILE = Kind(
@@ -189,6 +202,9 @@ SERVING_PROFILE = Kind(
     model=ServingProfile,
     columns=(
         Column("Daemon", "string", ".spec.images.daemon", "Image of the daemon"),
+        Column("Services", "integer", ".status.services", "InferenceServices that use it"),
+        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Services can use it"),
+        Column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", "What it offers, or what is wrong", 1),
         Column("Age", "date", ".metadata.creationTimestamp", "Age"),
     ),
     scale=False,

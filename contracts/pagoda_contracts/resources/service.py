@@ -29,6 +29,7 @@ from pagoda_contracts.resources.placement import Accelerator, ResourcesSpec
 from pagoda_contracts.resources.scaling import ScalingSpec
 from pagoda_contracts.resources.status import InferenceServiceStatus, PlacementStatus, RejectedAccelerator, RevisionStatus
 from pagoda_contracts.resources.traffic import DrainSpec, HealthSpec, RolloutSpec, RoutingSpec, SloSpec
+from pagoda_contracts.units import parse_quantity
 
 __all__ = [
     "INFERENCE_SERVICE",
@@ -159,6 +160,12 @@ def _credential_known(spec: Any) -> bool:
     return spec.model.credential is None or any(known.name == spec.model.credential for known in spec.credentials)
 
 
+def _threads_have_cores(spec: Any) -> bool:
+    """At most the cores, rounded up."""
+    threads, cores = spec.engine.threads, [parse_quantity(entry.cpu.cores) for entry in spec.accelerators if entry.cpu]
+    return threads is None or all(threads - 1 < count for count in cores)
+
+
 class InferenceServiceSpec(Model):
     """What the developer wants."""
 
@@ -201,6 +208,13 @@ class InferenceServiceSpec(Model):
             "model.credential: must be a name in spec.credentials",
             _credential_known,
             "model.credential",
+        ),
+        Rule(
+            "!has(self.engine) || !has(self.engine.threads) || self.accelerators.all(a, !has(a.cpu) || "
+            "quantity(string(a.cpu.cores)).sub(self.engine.threads - 1).isGreaterThan(quantity('0')))",
+            "engine.threads must be at most the cores of each cpu entry, rounded up",
+            _threads_have_cores,
+            "engine.threads",
         ),
     )
 

@@ -54,9 +54,9 @@ def plain(profile: str) -> str:
 
 
 def resources_of(node: NodeClass, node_name: str) -> dict[str, list[Device]]:
-    """Extended resource → its devices. A resource without a device is not there at all."""
+    """Extended resource → its devices. A resource without a device is not there at all, and no resource without a device plugin."""
     found: dict[str, list[Device]] = {}
-    for device in devices_of(node, node_name):
+    for device in devices_of(node, node_name) if node.device_plugin else ():
         if not device.stranded:
             found.setdefault(resource_of(node, device), []).append(device)
     return found

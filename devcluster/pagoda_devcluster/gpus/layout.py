@@ -82,8 +82,9 @@ class Taint(_Frozen):
 
 
 class NodeClass(_Frozen):
-    """Nodes that are alike. `weight` 0: a pool without nodes. `discovery`: GPU Feature Discovery and mig-manager label them. `resources`:
-    devices of other vendors, which have a count and nothing else."""
+    """Nodes that are alike. `weight` 0: a pool without nodes. `discovery`: GPU Feature Discovery and mig-manager label them.
+    `device_plugin`: their devices are extended resources too, not in ResourceSlices only. `resources`: devices of other vendors, which
+    have a count and nothing else."""
 
     name: Name
     weight: int = Field(1, ge=0)
@@ -94,6 +95,7 @@ class NodeClass(_Frozen):
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
     discovery: bool = True
+    device_plugin: bool = True
     resources: dict[str, int] = {}
     gpu: Product | None = None
     gpus: tuple[Group, ...] = ()

@@ -22,14 +22,36 @@ class Checksum(NamedTuple):
     value: str
 
 
+class Layer(NamedTuple):
+    """How a layer of an artifact holds files: as one (`raw`), or as an archive of which only what is below `within` counts.
+
+    `path`: its title. `diff_id`: the archive's digest before its compression, if that is promised. `unpacked`: bytes, as far as is known.
+    """
+
+    form: Literal["raw", "tar", "gzip"]
+    path: str = ""
+    within: str = ""
+    diff_id: str = ""
+    unpacked: int = 0
+
+
 class RemoteFile(NamedTuple):
-    """A file at a source. `where` and `version` are the source's own words for opening this very content of it."""
+    """A file at a source. `where` and `version` are the source's own words for opening this very content of it.
+
+    With a `layer`, its name is only where it is staged.
+    """
 
     name: str
     size: int
     where: str
     version: str = ""
     checksum: Checksum | None = None
+    layer: Layer | None = None
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.name if self.layer is None else f"layer {(self.layer.path or self.where)[:200]}"
 
     @property
     def sha256(self) -> str:
@@ -50,6 +72,21 @@ class Listing:
         return sum(file.size for file in self.files)
 
     @property
+    def layered(self) -> bool:
+        """Whether these are layers with files in them: then names, digest and exact size are known when they are unpacked."""
+        return any(file.layer for file in self.files)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether `unpacked` counts layers whose contents are larger by nobody knows how much."""
+        return any(file.layer and file.layer.form == "gzip" and file.layer.unpacked <= file.size for file in self.files)
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes on the disk, at least."""
+        return sum(max(file.size, file.layer.unpacked if file.layer else 0) for file in self.files)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights."""
         return sum(file.size for file in self.files if file.name.endswith(WEIGHTS))
@@ -64,7 +101,7 @@ class Listing:
     def digest(self) -> str:
         """The tree's digest, where the source promises every file's; else empty."""
         known = {file.name: file.sha256 for file in self.files}
-        return tree_digest(known) if all(known.values()) else ""
+        return tree_digest(known) if all(known.values()) and not self.layered else ""
 
 
 def select(files: Sequence[RemoteFile], limits: Limits, *, prefix: str = "", revision: str = "") -> Listing:

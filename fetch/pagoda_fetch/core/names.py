@@ -17,7 +17,7 @@ _SUFFIXES: Final = (WEIGHTS, ".json", ".jinja", ".tiktoken")
 _WORDS: Final = frozenset(("tokenizer.model", "merges.txt", "vocab.txt"))
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,199}")
 # One of them says what the weights are.
-_CONFIGS: Final = frozenset(("config.json", "adapter_config.json"))
+CONFIGS: Final = frozenset(("config.json", "adapter_config.json"))
 _MODEL_WEIGHTS: Final = re.compile(r"model.*\.safetensors")
 
 
@@ -46,7 +46,7 @@ def chosen(names: Sequence[str]) -> frozenset[str]:
         raise Refused(f"the source holds two files called {twice!r}")
     weights = [name for name in found if name.endswith(WEIGHTS)]
     ours = [name for name in weights if _MODEL_WEIGHTS.fullmatch(name)] or weights
-    if not ours or not _CONFIGS & set(found):
+    if not ours or not CONFIGS & set(found):
         seen = ", ".join(sorted(names)[:12]) or "nothing"
         raise Refused(
             f"no model there: needs config.json (or adapter_config.json) and *.safetensors, pickled weights are not taken; found {seen}"

@@ -9,8 +9,10 @@ import json
 from typing import Any, Final
 
 from pagoda_fetch.core.errors import Refused
+from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Listing
 from pagoda_fetch.download.job import Order, read_small, resolve
+from pagoda_fetch.download.peeking import peek
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
 
@@ -37,32 +39,34 @@ async def inspect(order: Order, around: Surroundings) -> dict[str, Any]:
     origin = source(order.address, order.credential, around)
     try:
         listing = await resolve(origin, around.limits)
-        return _summary(listing, await _config(origin, listing))
+        return _summary(listing, await _config(origin, listing, around.limits))
     finally:
         await origin.close()
 
 
-async def _config(origin: Source, listing: Listing) -> dict[str, Any]:
+async def _config(origin: Source, listing: Listing, limits: Limits) -> dict[str, Any]:
+    if listing.layered:
+        return _object(*await peek(origin, listing, _MAX_CONFIG, limits.max_bytes))
     file = next((file for file in listing.files if file.name in ("config.json", "adapter_config.json")), None)
     if file is None:
         raise Refused("the source has no config.json")
-    body = await read_small(origin, file, _MAX_CONFIG)
+    return _object(file.name, await read_small(origin, file, _MAX_CONFIG))
+
+
+def _object(name: str, body: bytes) -> dict[str, Any]:
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(f"{file.name} is not JSON") from None
+        raise Refused(f"{name} is not JSON") from None
     if not isinstance(config, dict):
-        raise Refused(f"{file.name} is not a JSON object")
+        raise Refused(f"{name} is not a JSON object")
     return config
 
 
 def _summary(listing: Listing, config: dict[str, Any]) -> dict[str, Any]:
-    summary: dict[str, Any] = {
-        "config": compact(config),
-        "weightBytes": listing.weight_bytes,
-        "bytes": listing.size,
-        "files": len(listing.files),
-    }
+    summary: dict[str, Any] = {"config": compact(config), "bytes": listing.unpacked}
+    summary |= {"layers": len(listing.files)} if listing.layered else {"weightBytes": listing.weight_bytes, "files": len(listing.files)}
+    summary |= {"compressed": True} if listing.compressed else {}
     summary |= {"revision": listing.revision} if listing.revision else {}
     summary |= {"digest": listing.digest} if listing.digest else {}
     if len(line(summary).encode()) > LIMIT:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -23,6 +24,7 @@ from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
 from pagoda_fetch.volume.lock import Holder, OwnedLock, locked
 from pagoda_fetch.volume.store import Store, discard, disk_error, staged_bytes
+from pagoda_fetch.volume.unpack import assemble
 
 log = structlog.get_logger()
 # Asked for room again after so many bytes: others write to the volume too.
@@ -66,8 +68,12 @@ class Room:
     since: int = field(default=0)
 
     def moved(self, count: int) -> None:
-        """Asks again after every `_ROOM_EVERY` bytes."""
+        """Bytes of the source that are here."""
         self.left -= count
+        self.grew(count)
+
+    def grew(self, count: int) -> None:
+        """Bytes on the volume; asks again after every `_ROOM_EVERY` of them."""
         self.since += count
         if self.since >= _ROOM_EVERY:
             self.since = 0
@@ -139,7 +145,7 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Own
     origin, limits, lock = means
     staging = await asyncio.to_thread(store.staging, order.address.key, listing.key)
     try:
-        missing = max(0, listing.size - await asyncio.to_thread(staged_bytes, staging))
+        missing = max(0, listing.unpacked - await asyncio.to_thread(staged_bytes, staging))
         store.check_room(missing)
         room = Room(store, listing.size)
 
@@ -147,11 +153,11 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Own
             meter.moved(count)
             room.moved(count)
 
-        found = await _all_files(Work(origin, staging, limits, moved, lock.check), listing, limits.parallel)
+        found = await _all_files(Work(origin, staging, limits, moved, lock.check, room.grew), listing, limits.parallel)
         meter.say("verifying")
         lock.check()
-        _expect(order, tree_digest(found))
-        sizes = {file.name: (file.size, found[file.name]) for file in listing.files}
+        sizes = await asyncio.to_thread(_tree, staging, listing, found, limits)
+        _expect(order, tree_digest({name: sha256 for name, (_, sha256) in sizes.items()}))
         return await asyncio.to_thread(store.publish, staging, sizes, order.address.key, listing.key)
     except (Permanent, NoRoom):
         await asyncio.to_thread(discard, staging)
@@ -161,6 +167,13 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Own
         if isinstance(size_text, Permanent | NoRoom):
             await asyncio.to_thread(discard, staging)
         raise size_text from None
+
+
+def _tree(staging: Path, listing: Listing, found: dict[str, str], limits: Limits) -> dict[str, tuple[int, str]]:
+    """The size and SHA-256 of each file of the model, which are alone in staging then."""
+    if listing.layered:
+        return assemble(staging, listing, limits)
+    return {file.name: (file.size, found[file.name]) for file in listing.files}
 
 
 async def _all_files(work: Work, listing: Listing, parallel: int) -> dict[str, str]:

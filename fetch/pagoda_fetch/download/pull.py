@@ -17,6 +17,7 @@ from pagoda_fetch.core.listing import RemoteFile
 from pagoda_fetch.core.progress import steady
 from pagoda_fetch.sources.base import Source
 from pagoda_fetch.volume.sink import Sink
+from pagoda_fetch.volume.unpack import Unpacking
 
 log = structlog.get_logger()
 P = ParamSpec("P")
@@ -30,13 +31,17 @@ _FINAL: Final = (NoRoom, LockLost)
 
 @dataclass(frozen=True)
 class Work:
-    """What pulling needs beside the file. `moved` hears of bytes (negative where they were thrown away), `guard` may forbid to go on."""
+    """What pulling needs beside the file. `moved` hears of bytes (negative where they were thrown away), `guard` may forbid to go on.
+
+    `grew` hears of bytes that an archive unpacked to, from threads.
+    """
 
     source: Source
     staging: Path
     limits: Limits
     moved: Callable[[int], None]
     guard: Callable[[], None]
+    grew: Callable[[int], None]
 
 
 async def finished(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -57,14 +62,15 @@ def pause(limits: Limits, failures: int) -> float:
 
 async def pull(work: Work, file: RemoteFile) -> str:
     """The file's SHA-256 once it is whole and right."""
-    sink = Sink(work.staging, file)
+    whole = file.layer is None or file.layer.form == "raw"
+    sink = Sink(work.staging, file) if whole else Unpacking(work.staging, file, work.limits, work.grew)
     try:
         return await _persist(work, file, sink)
     finally:
         sink.close()
 
 
-async def _persist(work: Work, file: RemoteFile, sink: Sink) -> str:
+async def _persist(work: Work, file: RemoteFile, sink: Sink | Unpacking) -> str:
     failures, wrong = 0, False
     work.moved(await finished(sink.begin))
     while True:
@@ -86,17 +92,17 @@ async def _persist(work: Work, file: RemoteFile, sink: Sink) -> str:
             failures = 1 if sink.offset - before >= work.limits.floor else failures + 1
             if failures >= work.limits.attempts:
                 raise
-            log.info("again", file=file.name, offset=sink.offset, why=error.reason, message=str(error))
+            log.info("again", file=file.label, offset=sink.offset, why=error.reason, message=str(error))
             await asyncio.sleep(pause(work.limits, failures))
 
 
-async def _once(work: Work, file: RemoteFile, sink: Sink) -> None:
+async def _once(work: Work, file: RemoteFile, sink: Sink | Unpacking) -> None:
     """One request, as far as it gets; what came is written in any case."""
     if sink.whole:
         return
     buffer = bytearray()
     try:
-        async with aclosing(steady(work.source.read(file, sink.offset), work.limits, file.name)) as chunks:
+        async with aclosing(steady(work.source.read(file, sink.offset), work.limits, file.label)) as chunks:
             async for chunk in chunks:
                 buffer += chunk
                 if len(buffer) >= _BATCH:
@@ -107,7 +113,7 @@ async def _once(work: Work, file: RemoteFile, sink: Sink) -> None:
     await _flush(work, sink, buffer)
 
 
-async def _flush(work: Work, sink: Sink, buffer: bytearray) -> None:
+async def _flush(work: Work, sink: Sink | Unpacking, buffer: bytearray) -> None:
     if not buffer:
         return
     work.guard()

@@ -1,4 +1,4 @@
-"""oci://registry/repository, its revision a tag or digest: an artifact whose layers are files, as `oras push` and ModelPack make them.
+"""oci://registry/repository, its revision a tag or digest: an artifact whose layers are files or archives of files (core/layers.py).
 
 A client of the distribution specification's four requests: the OCI libraries for Python (oras) are untyped, buffer no offset (no Range),
 follow redirects on their own, and bound nothing.
@@ -15,18 +15,18 @@ from platform import machine
 from types import MappingProxyType
 from typing import Any, Final
 
+from pagoda_fetch.core import layers
 from pagoda_fetch.core.address import Address
 from pagoda_fetch.core.credentials import Credential
-from pagoda_fetch.core.errors import Forbidden, Mismatch, Refused, Unsupported
+from pagoda_fetch.core.errors import Forbidden, Mismatch, Refused
 from pagoda_fetch.core.limits import Limits
-from pagoda_fetch.core.listing import Checksum, Listing, RemoteFile, select
+from pagoda_fetch.core.listing import Listing, RemoteFile, select
 from pagoda_fetch.sources.web import Web, base_url, parsed, url_of
 
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _DOCKER: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _INDEXES: Final = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _ARCHITECTURES: Final = MappingProxyType({"x86_64": "amd64", "aarch64": "arm64"})
-_TITLES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
 _MAX_LAYERS: Final = 10_000
@@ -47,13 +47,29 @@ class Registry:
         self._web = Web(limits.silence)
 
     async def resolve(self) -> Listing:
-        """The manifest's layers that have a name."""
+        """The manifest's layers that hold files of a model."""
         digest, manifest = await self._manifest()
-        layers = manifest.get("layers")
-        if not isinstance(layers, list) or not layers or len(layers) > _MAX_LAYERS:
+        found = manifest.get("layers")
+        if not isinstance(found, list) or not found or len(found) > _MAX_LAYERS:
             raise Refused(f"{self._base}: the manifest has no layers")
-        files = [_file(layer) for layer in layers]
+        if not all(isinstance(layer, dict) for layer in found):
+            raise Refused("the manifest's layers are not descriptors")
+        config = await self._config(manifest) if any(map(layers.is_archive, found)) else {}
+        if listing := layers.listed(manifest, config, self._limits, digest):
+            return listing
+        files = [layers.as_file(layer) for layer in found]
         return select([file for file in files if file is not None], self._limits, revision=digest)
+
+    async def _config(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The config, where it promises what layers are before their compression; its own digest is checked."""
+        if not layers.config_type(manifest):
+            return {}
+        file = layers.described(manifest["config"], "config")
+        _, body = await self._web.document(f"{self._base}/blobs/{file.where}", self._headers)
+        if f"sha256:{hashlib.sha256(body).hexdigest()}" != file.where:
+            raise Mismatch(f"{self._base}: the config is not {file.where}")
+        config = parsed(body, f"{self._base}: the config")
+        return config if isinstance(config, dict) else {}
 
     async def _manifest(self) -> tuple[str, Mapping[str, Any]]:
         """By the reference; where that is an index, the manifest of it that fits this machine."""
@@ -123,18 +139,3 @@ def _of_index(entries: Any, whence: str) -> str:
     if not found or not _DIGEST.fullmatch(str(found[0].get("digest"))):
         raise Refused(f"{whence} has {len(known)} manifests, and not one for {mine['os']}/{mine['architecture']}: name a manifest's digest")
     return str(found[0]["digest"])
-
-
-def _file(layer: Any) -> RemoteFile | None:
-    """A layer as a file; None for one without a name."""
-    if not isinstance(layer, dict) or not isinstance(annotations := layer.get("annotations") or {}, dict):
-        raise Refused("the manifest's layers are not descriptors")
-    name = next((annotations[key] for key in _TITLES if annotations.get(key)), None)
-    digest, size = layer.get("digest"), layer.get("size")
-    if name is None:
-        return None
-    if str(layer.get("mediaType", "")).removesuffix("+gzip").removesuffix("+zstd").endswith("tar"):
-        raise Unsupported(f"layer {str(name)[:200]!r} is a tar archive: push files as they are (`oras push` does)")
-    if not isinstance(name, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest) or type(size) is not int:
-        raise Refused(f"layer {str(name)[:200]!r}: needs a sha256 digest and a size")
-    return RemoteFile(name, size, digest, digest, Checksum("sha256", digest.removeprefix("sha256:")))

@@ -72,7 +72,7 @@ class Sink:
     def write(self, data: bytes) -> None:
         """Bytes at their place: two writers that both believe to be the only one write the same there."""
         if self.offset + len(data) > self._file.size:
-            raise Mismatch(f"{self._file.name}: more than the {self._file.size} bytes that were listed")
+            raise Mismatch(f"{self._file.label}: more than the {self._file.size} bytes that were listed")
         try:
             written = 0
             while written < len(data):
@@ -89,12 +89,12 @@ class Sink:
     def finish(self) -> str:
         """The file under its own name, and its SHA-256; Mismatch, and the file gone, where it is not what was promised."""
         if not self.whole:
-            raise Unreachable(f"{self._file.name}: ended after {self.offset} of {self._file.size} bytes")
+            raise Unreachable(f"{self._file.label}: ended after {self.offset} of {self._file.size} bytes")
         promised = self._file.checksum
         found = self._hashes[-1].hexdigest()
         if promised is not None and found != promised.value:
             self.drop()
-            raise Mismatch(f"{self._file.name}: {promised.kind} digest {found}, promised is {promised.value}")
+            raise Mismatch(f"{self._file.label}: {promised.kind} digest {found}, promised is {promised.value}")
         try:
             os.fchmod(self._opened.fileno(), 0o644)
             os.fsync(self._opened.fileno())

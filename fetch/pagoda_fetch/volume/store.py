@@ -60,19 +60,19 @@ class Store:
 
     def holds(self, digest: str) -> bool:
         """Whether a tree is there, with all files at their sizes."""
-        sizes = _read(self._index(folder(digest)))
+        sizes = read_json(self._index(folder(digest)))
         place = self.place(digest)
-        return bool(sizes) and all(_size(place / name) == size for name, size in sizes.items())
+        return bool(sizes) and all(size_of(place / name) == size for name, size in sizes.items())
 
     def known(self, address: str, listing: str = "") -> str:
         """The digest that this listing of an address had (any listing where none is given), if its tree is here; else empty."""
-        entry = _read(self._index(address))
+        entry = read_json(self._index(address))
         digest = str(entry.get("digest", ""))
         return digest if digest and (not listing or entry.get("listing") == listing) and self.holds(digest) else ""
 
     def remember(self, address: str, listing: str, digest: str) -> None:
         """Notes which digest a listing has."""
-        _write(self._index(address), {"listing": listing, "digest": digest})
+        write_json(self._index(address), {"listing": listing, "digest": digest})
 
     def staging(self, address: str, listing: str) -> Path:
         """The folder for what is under way; what an older listing of the address left is removed. Under the address's lock only."""
@@ -94,7 +94,7 @@ class Store:
         """The staged files as a finished tree: all of it at once, or nothing. Index first: it means nothing without the tree."""
         digest = tree_digest({name: sha256 for name, (_, sha256) in files.items()})
         place = self.place(digest)
-        _write(self._index(folder(digest)), {name: size for name, (size, _) in files.items()})
+        write_json(self._index(folder(digest)), {name: size for name, (size, _) in files.items()})
         self.remember(address, listing, digest)
         if self.holds(digest):  # another address had the same content
             shutil.rmtree(staging, ignore_errors=True)
@@ -117,7 +117,7 @@ def discard(staging: Path) -> None:
 
 def staged_bytes(staging: Path) -> int:
     """What is there already."""
-    return sum(_size(path) or 0 for path in staging.iterdir())
+    return sum(size_of(path) or 0 for path in staging.rglob("*") if not path.is_dir())
 
 
 def point(link: Path, target: Path) -> None:
@@ -137,14 +137,16 @@ def disk_error(error: OSError, where: Path) -> FetchError:
     return ConfigRejected(f"{text}: the volume must be writable") if error.errno in _CLOSED else Unreachable(text)
 
 
-def _size(path: Path) -> int | None:
+def size_of(path: Path) -> int | None:
+    """A file's length; None where there is none."""
     try:
         return path.stat().st_size
     except OSError:
         return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -152,7 +154,8 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """All of it at once, and on the disk."""
     fresh = path.with_suffix(".new")
     with fresh.open("w") as stream:
         json.dump(value, stream)

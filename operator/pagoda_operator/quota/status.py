@@ -1,4 +1,4 @@
-"""TenantQuotas' statuses, by kstatus' rules, and the round that writes them and keeps the native ResourceQuotas. Made by process.py.
+"""TenantQuotas' statuses, by kstatus' rules, and what writes them and keeps the native ResourceQuotas. Made by process.py.
 
 Usage is what the ledger charges of the devices that the quota caps, including replicas that start or end, and what the gateways admitted
 within the present windows. A changed spec is answered within seconds, a changed usage within a minute.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-import structlog
 from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.meta import Condition
@@ -20,7 +19,6 @@ from pagoda_placement.values import stamp
 from pydantic import ValidationError
 
 from pagoda_operator.api.conditions import Conditions
-from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.quota import GPU, Devices, slice_word, spoken
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.decide.quota import Quota
@@ -28,9 +26,8 @@ from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import Native, ensure_resource_quota
 from pagoda_operator.quota.usage import QuotaUsages, summary
 from pagoda_operator.run.apply import Cluster, apply_status
+from pagoda_operator.run.rounds import TICK_S, Rounds
 
-TICK_S: Final = 2.0
-_PERIOD_S: Final = 60.0
 _KEPT: Final = "Its namespaces keep the devices that they have and get no more until the spec is corrected."
 _LIMITS_NONE: Final = "Its namespaces cannot be read either, so it limits none."
 # Fields of the spec that the operator acts on. Gateways act on the others, for requests with the keys of a Secret that they read.
@@ -62,30 +59,18 @@ class StatusWriter:
     ) -> None:
         self._usages = usages
         self._cluster, self._keeper, self._clock, self._single, self._keys = cluster, keeper, clock, single, keys
-        # Quota (by uid) → when its status was checked last, in seconds of the keeper's clock, and at which generation.
-        self._checked: dict[str, tuple[float, int]] = {}
+        self._rounds = Rounds(keeper.steady)
 
     async def run(self) -> None:
-        """Without end, every 2 s."""
+        """Without end."""
         while True:
             await asyncio.sleep(TICK_S)
             await self.write()
 
     async def write(self) -> None:
-        """Each quota whose spec changed, and each that was not checked for a minute; also requeues services with overdue charges."""
-        now = self._keeper.steady()
+        """One round; also requeues services with overdue charges."""
         self._keeper.requeue_overdue()
-        quotas = tuple(self._keeper.quotas())
-        self._checked = {uid: seen for uid, seen in self._checked.items() if uid in {quota.meta.uid for quota in quotas}}
-        for quota in quotas:
-            last, generation = self._checked.get(quota.meta.uid, (now, None))
-            if now - last < _PERIOD_S and generation == quota.meta.generation:
-                continue
-            try:
-                await self._one(quota)
-                self._checked[quota.meta.uid] = (now, quota.meta.generation)
-            except ClusterError as error:
-                structlog.get_logger().warning("quota_status_not_written", quota=quota.name, error=str(error))
+        await self._rounds.each(self._keeper.quotas(), self._one)
 
     async def _one(self, quota: Quota) -> None:
         await self._keeper.fill()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from pagoda_contracts.names import ANNOTATION_RENDERED, FIELD_MANAGER, LABEL_MANAGED_BY, MANAGED_BY
+from pagoda_contracts.names import ANNOTATION_RENDERED, DEFAULT_PROFILE, FIELD_MANAGER, LABEL_CLASS, LABEL_MANAGED_BY, MANAGED_BY
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_placement.values import digest
@@ -81,7 +81,8 @@ async def apply_status(cluster: Cluster, resource: Resource, meta: ObjectMeta, s
 
 
 async def apply_default_profile(cluster: Cluster, name: str, spec: ServingProfileSpec | None) -> None:
-    """Keeps the install's ServingProfile as the chart wrote it; without a spec the name is free for an admin's profile.
+    """Keeps the install's ServingProfile as the chart wrote it; without a spec the name is free for an admin's profile. The name of one
+    that is not the default is the install's class.
 
     A chart cannot contain the object: Helm looks every kind up before it installs the CRDs among its templates.
     """
@@ -89,7 +90,8 @@ async def apply_default_profile(cluster: Cluster, name: str, spec: ServingProfil
         return
     body = {"apiVersion": PROFILES.api_version, "kind": PROFILES.kind, "spec": spec.wire()}
     # The digest finds a field that was removed, which `lost` does not.
-    meta = {"name": name, "labels": {LABEL_MANAGED_BY: MANAGED_BY}, "annotations": {ANNOTATION_RENDERED: digest(body)}}
+    labels = {LABEL_MANAGED_BY: MANAGED_BY} | ({LABEL_CLASS: name} if name != DEFAULT_PROFILE else {})
+    meta = {"name": name, "labels": labels, "annotations": {ANNOTATION_RENDERED: digest(body)}}
     wanted = body | {"metadata": meta}
     live = await cluster.get(PROFILES, "", name)
     if live is None or lost(wanted, live) is not None:

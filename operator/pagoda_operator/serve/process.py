@@ -42,6 +42,7 @@ from pagoda_operator.run.dependencies import Dependencies
 from pagoda_operator.run.events import Recorder
 from pagoda_operator.run.keys import TokenKeys
 from pagoda_operator.run.node_pools import NodePools
+from pagoda_operator.run.profiles import ProfileStatuses
 from pagoda_operator.run.queue import KeyedQueue
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.scaler import Scaler
@@ -225,7 +226,8 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
     run, ready = made.metrics.timed(reconciler.reconcile), asyncio.Event()
     workers = [partial(made.queue.work, run) for _ in range(_WORKERS)]
     leading: list[Callable[[], Awaitable[None]]] = [replicas.run] if replicas is not None else []
-    leading += [keys.run, status_writer.run, inventory.run, events.run, *workers]
+    profiles = ProfileStatuses(made.cluster, made.caches, made.triggers, _utc, time.monotonic)
+    leading += [keys.run, status_writer.run, profiles.run, inventory.run, events.run, *workers]
     tell = partial(_tell_of_takeover, made, events)
     return [*beside, _prepare(made.lease, reflectors, inventory, ready, tell), *(_when_ready(ready, part) for part in leading)]
 

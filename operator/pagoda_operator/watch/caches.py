@@ -96,8 +96,8 @@ class Caches:
     def all(self, resource: Resource) -> tuple[Any, ...]:
         """Everything shared of a kind, sorted by namespace and name."""
         last = self._sorted.get(resource)
-        # A quota or an adapter is kept with more than what is compared: its status, and the version at which that is written again.
-        if last is None or last[0] != self._changes[resource] or resource in (QUOTAS, ADAPTERS):
+        # These are kept with more than what is compared: their status, and the version at which that is written again.
+        if last is None or last[0] != self._changes[resource] or resource in (QUOTAS, ADAPTERS, PROFILES):
             found = (pair for cache in self._kinds[resource].values() for pair in cache.values().items())
             kept = {key: seen.shared for key, seen in found if seen.shared is not None}
             last = self._sorted[resource] = self._changes[resource], tuple(kept[key] for key in sorted(kept))
@@ -161,16 +161,18 @@ class Caches:
 
     def _item(self, resource: Resource, body: Json) -> Item[Seen]:
         """As it is kept. A pod elsewhere, or of another install, is nobody's replica here; it may still use devices. Of the rest of what is
-        another install's, nothing is kept."""
+        another install's, nothing is kept; but services of any install may use a profile, whose status one install writes."""
         read = item(resource, body)
+        if resource == PROFILES and read.value is not None and self._of_another_class(body):
+            return read._replace(value=Seen(read.value.own, None))
         elsewhere = resource == PODS and self._namespaces and read.key.namespace not in self._namespaces
-        if read.value is None or not (elsewhere or self._of_another_class(resource, body)):
+        if read.value is None or not (elsewhere or (resource in CLASSED and self._of_another_class(body))):
             return read
         pod = Seen(None, read.value.shared) if resource == PODS and read.value.shared is not None else None
         return read._replace(value=pod)
 
-    def _of_another_class(self, resource: Resource, body: Json) -> bool:
-        return resource in CLASSED and (body["metadata"].get("labels") or {}).get(LABEL_CLASS, "") != self._class
+    def _of_another_class(self, body: Json) -> bool:
+        return bool((body["metadata"].get("labels") or {}).get(LABEL_CLASS, "") != self._class)
 
     def _changed(self, resource: Resource, key: Key, before: Seen | None, after: Seen | None) -> None:
         was, now = (seen.own if seen is not None else None for seen in (before, after))

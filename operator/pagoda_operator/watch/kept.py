@@ -38,11 +38,13 @@ from pagoda_operator.api.state import (
 )
 from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.decide.render.overlay import by_others
+from pagoda_operator.decide.status.profile import parse_profile
 
 OWN: Final = (SERVICES, PROFILES, PODS, *CHILD_RESOURCES)
 _POD_SPEC: Final = ("nodeName", "priority", "schedulingGates", "terminationGracePeriodSeconds", "resourceClaims")
-# Kinds whose status decides nothing: each change of replicas changes a budget's status, which would cause a run.
-_STATUS_IGNORED: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES})
+# Kinds whose status decides nothing: each change of replicas changes a budget's status, and each new service its profile's, which would
+# cause runs.
+_STATUS_IGNORED: Final = frozenset({DISRUPTION_BUDGETS, CORE_SERVICES, PROFILES})
 _POD_CONTAINERS: Final = ("initContainers", "containers")
 _IGNORED_FIELDS: Final = frozenset(
     {"containerID", "image", "imageID", "volumeMounts", "resources", "allocatedResources", "user", "lastProbeTime"}
@@ -125,6 +127,7 @@ PARSERS: Final[Mapping[Resource, Callable[[Json], Any]]] = {
     NAMESPACES: parse_namespace,
     NODES: parse_node,
     PODS: parse_occupant,
+    PROFILES: parse_profile,
     QUOTAS: parse_quota,
     RESOURCE_SLICES: parse_slice,
     RESOURCE_CLAIMS: parse_claim,

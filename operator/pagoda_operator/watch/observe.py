@@ -38,6 +38,7 @@ from pagoda_operator.api.state import (
     explain,
 )
 from pagoda_operator.decide.render.children import inspector_uid
+from pagoda_operator.decide.render.overlay import misshapen
 
 Name = tuple[Resource, str]
 # A service has three or four stamps at a time; a cache that is late may show the ones before.
@@ -133,9 +134,11 @@ def _parsed(body: Json | None, model: type[InferenceServiceSpec | ServingProfile
     if body is None:
         return {}
     try:
-        return {good: model.model_validate(body.get("spec"), extra="ignore")}
+        spec = model.model_validate(body.get("spec"), extra="ignore")
     except ValidationError as error:
         return {bad: explain(error)}
+    fault = misshapen(spec.pod_template)
+    return {bad: f"podTemplate: {fault}"} if fault else {good: spec}
 
 
 class Ages:

@@ -6,6 +6,7 @@ It knows which service uses which profile, which services have replicas on which
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +52,10 @@ class Triggers:
         """Whether a service cannot be placed for want of capacity, as its last run found."""
         (self._waiting.add if waiting else self._waiting.discard)(key)
 
+    def users_of_profiles(self) -> Counter[str]:
+        """How many services use each profile."""
+        return Counter(self._profiles.values())
+
     def _own(self, resource: Resource, key: Key, before: Packed | None, after: Packed | None) -> None:
         if resource == SERVICES:
             self._service(key, after)
@@ -89,7 +94,7 @@ class Triggers:
             self._wake({adapter.service for adapter in known})
         elif resource == NAMESPACES:  # whose labels say which services accept its adapters
             self._wake(self._attached.get(key.name, ()))
-        else:
+        elif resource != PROFILES:  # which `_own` has told of
             self._wake(self._waiting)
 
     def _count_on_node(self, packed: Packed | None, count: int) -> None:

@@ -104,7 +104,7 @@ def test_every_kind_that_the_operator_may_write_is_under_the_admission_policy(cl
     writing = {(right.group, right.resource) for right in rights if right.verb not in ("get", "list", "watch")}
     rules = the(objects, "ValidatingAdmissionPolicy", "pagoda-operator")["spec"]["matchConstraints"]["resourceRules"]
     fenced = {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]}
-    own = {(GROUP, f"{kind}/status") for kind in ("inferenceservices", "loraadapters", "tenantquotas")}
+    own = {(GROUP, f"{kind}/status") for kind in ("inferenceservices", "loraadapters", "tenantquotas", "servingprofiles")}
     assert writing - fenced == own | {(GROUP, "inferenceservices/finalizers"), ("events.k8s.io", "events")}
     assert fenced <= writing
     assert [binding["spec"]["policyName"] for binding in of_kind(objects, "ValidatingAdmissionPolicyBinding")] == ["pagoda-operator"]
@@ -116,7 +116,7 @@ def test_with_a_list_of_namespaces_the_operator_may_write_nowhere_else(cluster):
     objects = rendered(cluster, "operator.namespaces={a,b}")
     everywhere = the(objects, "ClusterRole", "pagoda-operator")["rules"]
     writing = {what for rule in everywhere if {*rule["verbs"]} - {"get", "list", "watch"} for what in rule["resources"]}
-    assert writing == {"servingprofiles", "tenantquotas/status"}
+    assert writing == {"servingprofiles", "servingprofiles/status", "tenantquotas/status"}
     roles = [role for role in of_kind(objects, "Role") if role["metadata"]["name"] == "pagoda-operator-services"]
     assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "b", NAMESPACE]
     (container,) = the(objects, "Deployment", "pagoda-operator")["spec"]["template"]["spec"]["containers"]

@@ -35,6 +35,7 @@ from pagoda_operator.api.state import (
     SERVICES,
     Resource,
 )
+from support.kube import kserve
 from support.kube.chart import CHART, NAMESPACE, RELEASE, images, profile, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import running_cluster
@@ -282,7 +283,8 @@ def tour(cluster):
 @pytest.mark.timeout(900)
 def test_a_tour_of_the_page_on_installation(cluster, kube, helm, harness, tour, tmp_path):
     """Each command of docs/operations/install.md in its order: an uninstall leaves services serving, the next install takes them over under
-    another name and in another namespace, and all goes only if it is asked for."""
+    another name and in another namespace, and all goes only if it is asked for. KServe's kind of the same name was there before."""
+    kserve.install(cluster)
     harness = Real(cluster, kube, harness.node, "models")
     with Kubelet(kube, harness.node):
         for install in tour("Install, values, upgrade, uninstall"):
@@ -308,6 +310,7 @@ def test_a_tour_of_the_page_on_installation(cluster, kube, helm, harness, tour, 
         for remove in tour("Removing everything"):
             remove()
         eventually(lambda: crds(kube) == [], "the CRDs go")
+        assert kube.get(CRDS, "", kserve.NAME)
         eventually(lambda: gone(harness), "and with them all services and replicas")
         eventually(lambda: left(kube) == [], "nothing left in the operator's namespace")
 

@@ -1,4 +1,4 @@
-"""A control plane with the generated CRDs and nothing else: no operator answers for the objects."""
+"""A control plane with the generated CRDs, beside KServe's kind of the same name, and nothing else: no operator answers for the objects."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import GROUP
+from support.kube import kserve
 from support.kube.client import Kube, eventually
 from support.kube.cluster import running_cluster
 
@@ -19,18 +20,19 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PAGODA_TEST_CLUSTER", raising=False)
         with running_cluster(nodes="control-plane") as running:
+            kserve.install(running)
             running.kubectl("apply", "-f", str(CRDS))
-            names = [f"crd/{kind.plural}.{GROUP}" for kind in KINDS]
+            names = [f"crd/{kind.resource}" for kind in KINDS]
             running.kubectl("wait", "--for=condition=Established", "--timeout=300s", *names)
             running.kubectl("create", "namespace", NAMESPACE)
             for kind in KINDS:  # the API server publishes schemas for kubectl some time after it serves the kind
-                eventually(lambda plural=kind.plural: explained(running, plural), f"the schema of {kind.plural} is published")
+                eventually(lambda kind=kind: explained(running, kind.resource), f"the schema of {kind.plural} is published")
             yield running
 
 
-def explained(cluster, plural):
+def explained(cluster, resource):
     try:
-        return cluster.kubectl("explain", f"{plural}.spec")
+        return cluster.kubectl("explain", f"{resource}.spec")
     except RuntimeError:
         return None
 

@@ -14,6 +14,7 @@ from support.kube.object_table import Row
 
 pytestmark = pytest.mark.cluster
 NAMESPACE = "contracts"
+LLAMA = f"{INFERENCE_SERVICE.resource}/llama"
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def create(kubectl, kind="InferenceService", name="llama", *edits):
 
 def test_explain_describes_every_field(kubectl):
     for kind in KINDS:
-        text = kubectl("explain", f"{kind.plural}.spec", "--recursive")
+        text = kubectl("explain", f"{kind.resource}.spec", "--recursive")
         for field in kind.model.model_fields["spec"].annotation.model_fields.values():
             assert re.search(rf"^  {field.alias}\t", text, re.MULTILINE), f"{kind.kind}.{field.alias}"
 
@@ -40,9 +41,9 @@ def test_explain_describes_every_field(kubectl):
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("inferenceservices.spec.replicas", "How many replicas serve."),
-        ("inferenceservices.spec.accelerators.mig.profile", "The MIG profile, such as 3g.40gb."),
-        ("inferenceservices.spec.scaling.mode", "Auto: the operator;"),
+        ("inferenceservices.serving.pagoda.dev.spec.replicas", "How many replicas serve."),
+        ("inferenceservices.serving.pagoda.dev.spec.accelerators.mig.profile", "The MIG profile, such as 3g.40gb."),
+        ("inferenceservices.serving.pagoda.dev.spec.scaling.mode", "Auto: the operator;"),
         ("loraadapters.spec.source.digest", "sha256:"),
         ("tenantquotas.spec.limits.tokens", "reserved at admission"),
         ("servingprofiles.spec.sharedMemory", "Size of"),
@@ -62,40 +63,19 @@ def test_the_category_lists_all_kinds_and_no_short_name_is_taken(kubectl):
     assert [len(line.split()) for line in table] == [4 + bool(kind.short_names) for kind in sorted(KINDS, key=lambda kind: kind.plural)]
 
 
-@pytest.fixture
-def kserve(kubectl):
-    """KServe's kind of the same name."""
-    names = {"kind": "InferenceService", "plural": "inferenceservices", "singular": "inferenceservice", "shortNames": ["isvc"]}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1beta1", "served": True, "storage": True, "schema": schema}
-    spec = {"group": "serving.kserve.io", "scope": "Namespaced", "names": names, "versions": [version]}
-    name = "inferenceservices.serving.kserve.io"
-    body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": name}, "spec": spec}
-    kubectl("create", "-f", "-", input=json.dumps(body))
-    kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=120s")
-    yield
-    kubectl("delete", f"crd/{name}")
-
-
-@pytest.mark.parametrize("name", [INFERENCE_SERVICE.resource, *INFERENCE_SERVICE.short_names, "pagoda"])
-def test_our_kind_is_found_beside_the_one_of_kserve(kubectl, kserve, name):
-    create(kubectl)
-    assert kubectl("get", name, "-o", "name").split() == ["inferenceservice.serving.pagoda.dev/llama"]
-
-
 @pytest.mark.parametrize(
     ("plural", "columns"),
     [
         ("inferenceservices", "NAME READY REASON REPLICAS DESIRED ACCELERATOR AGE"),
         ("loraadapters", "NAME SERVICE PLACEMENT READY LOADED REASON AGE"),
         ("tenantquotas", "NAME PRIORITY WEIGHT CONCURRENCY USED GPUS READY AGE"),
-        ("servingprofiles", "NAME DAEMON AGE"),
+        ("servingprofiles", "NAME DAEMON SERVICES READY AGE"),
     ],
 )
 def test_get_shows_what_people_look_for(kubectl, plural, columns):
     (kind,) = [one for one in KINDS if one.plural == plural]
     create(kubectl, kind.kind, "one")
-    assert kubectl("get", plural).splitlines()[0].split() == columns.split()
+    assert kubectl("get", kind.resource).splitlines()[0].split() == columns.split()
 
 
 def test_get_shows_what_is_used_of_a_quota_and_its_status_what_is_left(kubectl):
@@ -114,9 +94,9 @@ def test_get_shows_what_is_used_of_a_quota_and_its_status_what_is_left(kubectl):
 
 def test_scale_reads_and_writes_replicas_with_and_without_a_value(kubectl):
     create(kubectl, "InferenceService", "llama", ("spec.replicas", None))
-    kubectl("scale", "inferenceservice/llama", "--current-replicas=1", "--replicas=3")
-    kubectl("patch", "inferenceservice/llama", "--subresource=status", "--type=merge", "-p", json.dumps(STATUS))
-    found = json.loads(kubectl("get", "inferenceservice/llama", "--subresource=scale", "-o", "json"))
+    kubectl("scale", LLAMA, "--current-replicas=1", "--replicas=3")
+    kubectl("patch", LLAMA, "--subresource=status", "--type=merge", "-p", json.dumps(STATUS))
+    found = json.loads(kubectl("get", LLAMA, "--subresource=scale", "-o", "json"))
     assert (found["spec"]["replicas"], found["status"]) == (3, {"replicas": 2, "selector": "a=b"})
 
 
@@ -125,9 +105,9 @@ STATUS = {"status": {"observedGeneration": 2, "replicas": 2, "selector": "a=b"}}
 
 def test_an_edit_of_the_spec_cannot_write_the_status_nor_the_other_way(kubectl):
     create(kubectl)
-    kubectl("patch", "inferenceservice/llama", "--type=merge", "-p", json.dumps(STATUS | {"spec": {"replicas": 5}}))
-    kubectl("patch", "inferenceservice/llama", "--subresource=status", "--type=merge", "-p", json.dumps({"spec": {"replicas": 9}}))
-    found = json.loads(kubectl("get", "inferenceservice/llama", "-o", "json"))
+    kubectl("patch", LLAMA, "--type=merge", "-p", json.dumps(STATUS | {"spec": {"replicas": 5}}))
+    kubectl("patch", LLAMA, "--subresource=status", "--type=merge", "-p", json.dumps({"spec": {"replicas": 9}}))
+    found = json.loads(kubectl("get", LLAMA, "-o", "json"))
     assert (found["spec"]["replicas"], "status" in found) == (5, False)
 
 
@@ -140,7 +120,7 @@ def test_two_managers_share_an_object_on_disjoint_fields(kubectl):
     apply(kubectl, one, "app")
     apply(kubectl, two, "platform")
     apply(kubectl, one, "app")
-    found = json.loads(kubectl("get", "inferenceservice/llama", "-o", "json"))["spec"]
+    found = json.loads(kubectl("get", LLAMA, "-o", "json"))["spec"]
     assert (found["replicas"], found["scaling"]["mode"], len(found["credentials"])) == (4, "External", 2)
     with pytest.raises(RuntimeError, match='conflict with "platform"'):
         apply(kubectl, one | {"spec": one["spec"] | {"replicas": 1}}, "app")
@@ -156,7 +136,7 @@ def test_unknown_fields_are_refused_by_default_and_pruned_where_asked(kubectl):
         with pytest.raises(RuntimeError, match=r'unknown field "spec.fromTheFuture"'):
             kubectl("apply", *options, "-f", "-", input=json.dumps(body))
     kubectl("apply", "--validate=ignore", "-f", "-", input=json.dumps(body))
-    spec = json.loads(kubectl("get", "inferenceservice/llama", "-o", "json"))["spec"]
+    spec = json.loads(kubectl("get", LLAMA, "-o", "json"))["spec"]
     assert ("fromTheFuture" in spec, spec["podTemplate"]["spec"]) == (False, {"kept": True})
 
 

@@ -1,5 +1,5 @@
-"""The first service on clusters as providers make them, with the chart's default profile: a real API server and scheduler, nodes of the
-platforms' layouts. The whole matrix is a unit test (decide/placement/test_platforms.py); here the scheduler is the judge."""
+"""The first service on clusters as providers make them, with the chart's default profile: the operator with a real API server and
+scheduler, nodes of the platforms' layouts. test_platforms.py asks the scheduler about services on all of them."""
 
 from contextlib import contextmanager
 

@@ -5,9 +5,12 @@ import json
 import time
 
 import pytest
+from pagoda_contracts.launch import DaemonConfig
 from pagoda_contracts.metrics import OPERATOR_RECONCILES
+from pagoda_contracts.names import DAEMON_CONFIG_KEY
 from pagoda_operator.api.state import (
     CHILD_RESOURCES,
+    CONFIG_MAPS,
     CONTROLLER_REVISIONS,
     CORE_SERVICES,
     DEPLOYMENTS,
@@ -107,11 +110,14 @@ def test_a_spec_change_rolls_to_a_new_revision_and_the_old_one_goes(real, operat
     real.serve()
     real.reported(Ready="Available")
     before = real.children()
-    real.edit(engine={"maxModelLen": 128})
+    real.edit(engine={"maxModelLen": 128, "toolParser": "hermes", "threads": 1, "loadTimeout": "10m"})
     fresh = [pod for pod in real.node.placed(real.namespace, 2) if pod["status"]["phase"] == "Pending"]
     assert len(fresh) == 1
     assert real.reported(Reconciling="PullingImage")["Ready"]["message"].endswith("1 ready replica of an older revision continues to serve")
     assert set(before) < set(real.children())
+    (named,) = [volume["configMap"]["name"] for volume in fresh[0]["spec"]["volumes"] if volume["name"] == "config"]
+    told = DaemonConfig.model_validate_json(real.kube.get(CONFIG_MAPS, real.namespace, named)["data"][DAEMON_CONFIG_KEY])
+    assert (told.engine.tool_parser, told.engine.threads, told.health.load_timeout) == ("hermes", 1, "10m")
     real.node.report(fresh[0], running(ready=True))
     assert real.reported(Reconciling="RollingOut")["Ready"]["status"] == "True"
     eventually(real.end_pods, "the old pod goes")
@@ -234,11 +240,18 @@ def test_at_rest_the_operator_writes_nothing_however_often_it_looks(real, operat
     real.serve(2)
     real.reported(Ready="Available", Reconciling="Settled")
     eventually(lambda: "Available" in reported_by_events(real), "its last write, the Event of that word")
+    eventually(lambda: used(real) == (1, "True", "Accepted"), "its profile says what it offers, and for how many")
     written = real.cluster.audit(user=USER)
     assert {event["verb"] for event in written} >= {"create", "patch"}, "the audit log shows no writes at all: it counts nothing"
     since, runs = time.time(), operator.counted(RUNS)
     eventually(lambda: operator.counted(RUNS) > runs + 30, "fifteen resyncs, of the service and of the default profile")
     assert [(event["verb"], event["objectRef"]) for event in real.cluster.audit(user=USER, since=since)] == []
+
+
+def used(real):
+    status = (real.kube.get(PROFILES, "", real.namespace) or {}).get("status", {})
+    (ready,) = [one for one in status.get("conditions", ()) if one["type"] == "Ready"] or [{"status": "", "reason": ""}]
+    return status.get("services"), ready["status"], ready["reason"]
 
 
 def reported_by_events(real):

@@ -57,6 +57,9 @@ class HubDouble:
     status: int | None = None
     ranges: bool = True
     lengths: bool = True
+    # A mirror may give no sizes and commit in its listing, and be below a path.
+    described: bool = True
+    prefix: str = ""
     absent: int = 404
     faults: dict[str, Fault] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
@@ -67,8 +70,9 @@ class HubDouble:
     url: str = ""
 
     def listing(self, *, blobs: bool) -> dict[str, Any]:
+        blobs = blobs and self.described
         siblings = [self._sibling(name, body) if blobs else {"rfilename": name} for name, body in self.files.items()]
-        return {"id": "org/model", "sha": self.commit, "siblings": siblings}
+        return {"id": "org/model", **({"sha": self.commit} if self.described else {}), "siblings": siblings}
 
     def _sibling(self, name: str, body: bytes) -> dict[str, Any]:
         blob = hashlib.sha1(f"blob {len(body)}\0".encode() + body, usedforsecurity=False).hexdigest()
@@ -109,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        path, query = unquote(urlsplit(self.path).path), urlsplit(self.path).query
+        path, query = unquote(urlsplit(self.path).path).removeprefix(self.hub.prefix), urlsplit(self.path).query
         self.hub.asked.append((path, {name.lower(): value for name, value in self.headers.items()}))
         self.hub.queries.append(parse_qs(query))
         if path in self.hub.extra:
@@ -125,13 +129,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """What GET would say of a file, as it is now."""
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(urlsplit(self.path).path).removeprefix(self.hub.prefix)
         self.hub.asked.append((path, {name.lower(): value for name, value in self.headers.items()}))
+        if "/resolve/" in path:
+            self.linked(path)
+            return
         body = self.hub.files.get(path.rpartition("/")[2]) if path in self.hub.extra else None
         self.send_response(self.hub.absent if body is None else 200)
         if body is not None and self.hub.lengths:
             self.send_header("content-length", str(len(body)))
             self.send_header("etag", f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"')
+        self.end_headers()
+
+    def linked(self, path: str) -> None:
+        """What the hub's HEAD says: of a large file, before the redirect."""
+        body = self.hub.files.get(path.rpartition("/")[2])
+        if body is None or not self.allowed():
+            self.send_response(401 if body else self.hub.absent)
+            self.send_header("content-length", "0")
+        elif len(body) >= LARGE:
+            self.send_response(302)
+            self.send_header("location", f"https://cdn.invalid/{_SIGNATURE}")
+            self.send_header("x-linked-size", str(len(body)))
+            self.send_header("x-linked-etag", f'"{hashlib.sha256(body).hexdigest()}"')
+        else:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("etag", f'"{hashlib.sha1(body, usedforsecurity=False).hexdigest()}"')
         self.end_headers()
 
     def do_POST(self) -> None:
@@ -157,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def resolve(self, path: str) -> None:
         found = re.fullmatch(r"/org/model/resolve/([^/]+)/(.+)", path)
-        if found is None or found[1] != self.hub.commit or found[2] not in self.hub.files:
+        if found is None or found[1] != (self.hub.commit if self.hub.described else "main") or found[2] not in self.hub.files:
             self.answer(self.hub.absent, b"")
         elif not self.allowed():
             self.answer(401, b"")

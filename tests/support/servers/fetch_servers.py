@@ -77,23 +77,28 @@ def push(
     registry: str, repository: str, files: dict[str, bytes], tag: str = "v1", media: str = "application/octet-stream", **more: Any
 ) -> str:
     """What `oras push` does; the manifest's digest."""
-    base = f"http://{registry}/v2/{repository}"
-    layers = []
+    layers = [(media, body, {"org.opencontainers.image.title": name}) for name, body in files.items()]
+    return push_layers(registry, repository, layers, ("application/vnd.oci.empty.v1+json", b"{}"), tag, **more)
+
+
+def push_layers(
+    registry: str, repository: str, layers: list[tuple[str, bytes, dict[str, str]]], config: tuple[str, bytes], tag: str = "v1", **more: Any
+) -> str:
+    """Layers and a config: media type, bytes and, of a layer, annotations. The manifest's digest."""
+    base, media_type = f"http://{registry}/v2/{repository}", "application/vnd.oci.image.manifest.v1+json"
+    blobs = [_descriptor(media, body) | ({"annotations": more} if more else {}) for media, body, more in layers]
     with httpx.Client(timeout=60) as client:
-        for name, body in {**files, "": b"{}"}.items():
-            digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        for body in (*(body for _, body, _ in layers), config[1]):
             where = client.post(f"{base}/blobs/uploads/").headers["location"]
+            digest = _descriptor("", body)["digest"]
             client.put(httpx.URL(f"http://{registry}").join(where), params={"digest": digest}, content=body).raise_for_status()
-            if name:
-                layers.append(
-                    {"mediaType": media, "digest": digest, "size": len(body), "annotations": {"org.opencontainers.image.title": name}}
-                )
-        empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": f"sha256:{hashlib.sha256(b'{}').hexdigest()}", "size": 2}
-        media_type = "application/vnd.oci.image.manifest.v1+json"
-        manifest = json.dumps({"schemaVersion": 2, "mediaType": media_type, "config": empty, "layers": layers, **more})
-        answer = client.put(f"{base}/manifests/{tag}", content=manifest, headers={"content-type": media_type})
-        answer.raise_for_status()
+        manifest = json.dumps({"schemaVersion": 2, "mediaType": media_type, "config": _descriptor(*config), "layers": blobs, **more})
+        client.put(f"{base}/manifests/{tag}", content=manifest, headers={"content-type": media_type}).raise_for_status()
     return f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}"
+
+
+def _descriptor(media: str, body: bytes) -> dict[str, Any]:
+    return {"mediaType": media, "digest": f"sha256:{hashlib.sha256(body).hexdigest()}", "size": len(body)}
 
 
 def push_index(registry: str, repository: str, manifests: list[tuple[str, str]], tag: str) -> None:

@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig
-from support.engine.tiny_families import make_model
 from support.engine.toy_model import VOCAB, tiny_model_dir
 from support.servers.replica import NAME
 
 
 def real_config(folder: Path) -> DaemonConfig:
     """One layer: a step takes a millisecond."""
+    from support.engine.tiny_families import make_model  # the models of transformers: 5 s for whoever only collects a test of this
+
     model = tiny_model_dir(folder / "real-model")
     texts = {path.name: path.read_bytes() for path in model.iterdir() if path.name != "config.json"}
     ends = json.loads(texts["generation_config.json"])["eos_token_id"]

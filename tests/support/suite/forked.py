@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from support.suite.pool import group_of, longest_first
 
 _MORE = None  # what a worker sends for the next group
+_NOTABLE_S = 0.1  # --durations shows what took that long
 
 
 class _Worker:
@@ -95,8 +96,10 @@ def _take(session: pytest.Session, worker: _Worker, message: Any, groups: deque[
     elif isinstance(message, str):
         worker.running = message
     else:
-        report = session.config.hook.pytest_report_from_serializable(config=session.config, data=message)
-        session.config.hook.pytest_runtest_logreport(report=report)
+        worker.running = ""
+        for data in message:
+            report = session.config.hook.pytest_report_from_serializable(config=session.config, data=data)
+            session.config.hook.pytest_runtest_logreport(report=report)
 
 
 def _stop(worker: _Worker) -> None:
@@ -180,16 +183,20 @@ def _given(items: Sequence[pytest.Item], connection: Connection) -> Iterator[pyt
 
 
 class _Reports:
-    """Sends what happens to the runner."""
+    """Sends what happens to the runner: which test begins, and how it ended. A setup or teardown that passed at once, and said nothing, is
+    the most of all reports, and nobody reads it."""
 
     def __init__(self, config: pytest.Config, connection: Connection) -> None:
         self._config, self._connection = config, connection
+        self._reports: list[Any] = []
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._connection.send(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._connection.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+        if report.when == "call" or not report.passed or report.sections or report.duration > _NOTABLE_S:
+            self._reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_runtest_logfinish(self) -> None:
-        self._connection.send("")
+        self._connection.send(self._reports)
+        self._reports = []

@@ -181,12 +181,20 @@ def test_a_missing_kubectl_is_named(ask, monkeypatch):
     assert ask("service/chat") == (2, "", "pagoda: kubectl is not on the PATH; the cluster is read through it\n")
 
 
-@pytest.mark.parametrize("target", ["chat", "inferenceservice/chat", "inferenceservices/chat", "inferenceservice.serving.pagoda.dev/chat"])
+@pytest.mark.parametrize(
+    "target",
+    ["chat"]
+    + [f"{kind}/chat" for kind in ("inferenceservice", "inferenceservices", "pisvc")]
+    + [f"{kind}.serving.pagoda.dev/chat" for kind in ("inferenceservice", "inferenceservices")],
+)
 def test_a_service_is_named_alone_or_as_kubectl_prints_it(target):
     assert named(target) == "chat"
 
 
-@pytest.mark.parametrize("target", ["", "--all", "pod/chat", "service/", "service/--all", "service/a/b", "/chat"])
+@pytest.mark.parametrize(
+    "target",
+    ["", "--all", "pod/chat", "isvc/chat", "inferenceservice.serving.kserve.io/chat", "service/", "service/--all", "service/a/b", "/chat"],
+)
 def test_other_targets_are_refused(ask, target):
     code, _, err = ask("--", target)
     assert code == 2

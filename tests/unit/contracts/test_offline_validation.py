@@ -42,12 +42,22 @@ def test_an_unknown_field_is_answered_with_the_known_ones():
             "2GB",
             "'2GB' is not a quantity: use a number with m, k, M, G, T, Ki, Mi, Gi or Ti, such as 250m or 4Gi",
         ),
+        ("spec.engine.toolParser", "llama3-json", "must be 'hermes', 'llama3_json', 'mistral',"),
         ("spec.slo.ttft", "1 s", "'1 s' is not a duration: use numbers with ms, s, m or h, such as 800ms, 30s or 1h30m"),
     ],
 )
 def test_a_value_that_people_get_wrong_is_answered_with_what_is_accepted(path, value, says):
     (problem,) = judge(Row("InferenceService", ((path, value),)).body("a"))
     assert (problem.where, problem.message[: len(says)]) == (path, says)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "near"),
+    [("toolParser", "llama3-json", "llama3_json"), ("toolParser", "hermess", "hermes"), ("dtype", "float16", "bfloat16"), ("dtype", 7, "")],
+)
+def test_a_name_that_is_nearly_an_accepted_one_is_answered_with_it(field, value, near):
+    (problem,) = judge(Row("InferenceService", ((f"spec.engine.{field}", value),)).body("a"))
+    assert problem.message.partition("; ")[2] == (f"did you mean {near}?" if near else "")
 
 
 @pytest.mark.parametrize(

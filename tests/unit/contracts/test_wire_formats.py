@@ -67,7 +67,7 @@ def test_a_reader_of_v0_1_skips_what_came_later_and_a_later_one_reads_v0_1():
 
 
 def test_metric_names_and_labels_are_what_exposition_allows_and_stand_once():
-    families = (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR, *metrics.OPERATOR_LATER)
+    families = (*metrics.DAEMON, *gateway_metrics.GATEWAY, *metrics.OPERATOR)
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert re.fullmatch(r"(vllm:|pagoda_|http_|process_|llm_d_epp_|inference_pool_|inference_extension_)[a-z0-9_]+", family.name)

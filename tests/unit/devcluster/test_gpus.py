@@ -88,6 +88,12 @@ def test_under_single_slices_are_offered_as_gpus():
     assert devices.allocatable(SINGLE.kubelet_class, "n") == {"nvidia.com/gpu": "56"}
 
 
+def test_without_a_device_plugin_devices_are_in_resource_slices_only():
+    node = NODE.model_copy(update={"device_plugin": False})
+    assert devices.allocatable(node, "n") == {}
+    assert dra.resource_slice(node, "n", "u") == dra.resource_slice(NODE, "n", "u")
+
+
 def test_a_gpu_with_mig_on_and_no_slice_is_offered_to_nobody():
     stranded = layout.parse(changed("classes/0/gpus/1/mig", {}), "x").kubelet_class
     assert devices.allocatable(stranded, "n") == {"nvidia.com/gpu": "2"}

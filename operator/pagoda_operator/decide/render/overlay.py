@@ -24,12 +24,18 @@ _IDENTITY: Final = {
     "ports": "name",
     "ownerReferences": "uid",
 }
+# Fields of a pod that are read: maps, maps whose keys are a person's own, and lists of maps.
+_MAPS: Final = frozenset(("metadata", "spec", "affinity", "nodeAffinity", "securityContext", "resources", "emptyDir"))
+_FREE_MAPS: Final = frozenset(("labels", "annotations", "nodeSelector", "requests", "limits"))
+_LISTS: Final = frozenset((*_IDENTITY, "tolerations", "topologySpreadConstraints"))
+_NAMED: Final = frozenset(("containers", "initContainers", "volumes"))
 # Fields whose values, or values below them, are quantities: the API server writes 0.5 as 500m and 1024Mi as 1Gi.
 _QUANTITIES: Final = frozenset({"requests", "limits", "sizeLimit"})
 
 # `kubectl rollout restart` writes it. It gives a pod nothing, and to remove it would restart the pods once more.
 _RESTARTED: Final = ("spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/restartedAt")
 
+_MAX_SHOWN: Final = 64
 # Names of environment variables, or how they begin.
 _POWERFUL: Final = ("LD_", "PYTHON", "PAGODA_", "NVIDIA_VISIBLE_DEVICES")
 
@@ -53,6 +59,33 @@ def _merge_lists(base: list[Any], over: list[Any], identity: str, *, whole: bool
 
 def _identified(value: Any, identity: str) -> bool:
     return isinstance(value, list) and all(isinstance(entry, dict) and isinstance(entry.get(identity), str) for entry in value)
+
+
+def misshapen(template: Any, path: tuple[str, ...] = ()) -> str:
+    """The first field of a podTemplate that is no map or list where a pod has one; "" if there is none. The API server takes any."""
+    field = path[-1] if path else "spec"
+    if template is None or (path and field not in _MAPS | _FREE_MAPS | _LISTS and not field.startswith("[")):
+        return ""
+    if field in _LISTS:
+        faults = _misshapen_entries(template, path, field) if isinstance(template, list) else iter([_wrong(path, "a list", template)])
+    elif not isinstance(template, dict):
+        return _wrong(path, "a map", template)
+    else:
+        faults = (misshapen(item, (*path, str(key))) for key, item in template.items() if field not in _FREE_MAPS)
+    return next(filter(None, faults), "")
+
+
+def _misshapen_entries(entries: list[Any], path: tuple[str, ...], field: str) -> Iterator[str]:
+    for index, entry in enumerate(entries):
+        where = (*path, f"[{index}]")
+        if isinstance(entry, dict) and field in _NAMED and not isinstance(entry.get("name"), str):
+            yield f"{written(where)} must have a name"
+        else:
+            yield misshapen(entry, where) if entry is not None else _wrong(where, "a map", entry)
+
+
+def _wrong(path: tuple[str, ...], what: str, value: Any) -> str:
+    return f"{written(path)} must be {what}, got {json.dumps(value)[:_MAX_SHOWN]}"
 
 
 def leaves(value: Any, path: tuple[str, ...] = (), field: str = "") -> Iterator[tuple[str, ...]]:
@@ -97,39 +130,47 @@ def written(path: Sequence[str]) -> str:
     return ".".join(path).replace(".[", "[")
 
 
-def lost(wanted: Any, result: Any, path: tuple[str, ...] = (), field: str = "") -> tuple[str, ...] | None:
+def lost(wanted: Any, result: Any) -> tuple[str, ...] | None:
     """The first path at which `result` differs from what was wanted; None if there is none.
 
     Additions in `result` are fine (defaults, other writers). Absent equals Go's zero value and quantities compare by value, because the API
     server does not store them as they were sent; otherwise each comparison would end in a needless write.
     """
-    if type(wanted) is str and wanted == result:  # most leaves end here
-        return None
+    return _lost(wanted, result, "", quantity=False)
+
+
+def _lost(wanted: Any, result: Any, field: str, *, quantity: bool) -> tuple[str, ...] | None:
+    """The rest of the path, made on the way back: what differs is rare. `quantity`: whether a field above holds quantities."""
     if isinstance(wanted, dict):
         if wanted and not isinstance(result, dict):
-            return path
+            return ()
         for key, item in wanted.items():
-            if (found := lost(item, (result or {}).get(key), (*path, key), key)) is not None:
-                return found
+            live = result.get(key)
+            if type(item) is str and item == live:  # most leaves end here
+                continue
+            if (found := _lost(item, live, key, quantity=quantity or key in _QUANTITIES)) is not None:
+                return (key, *found)
         return None
     if isinstance(wanted, list) and wanted and isinstance(result, list):
-        return _lost_in_list(wanted, result, path, field)
-    return None if _same(wanted, result) or (not _QUANTITIES.isdisjoint(path) and _same_quantity(wanted, result)) else path
+        return _lost_in_list(wanted, result, field, quantity=quantity)
+    return None if _same(wanted, result) or (quantity and _same_quantity(wanted, result)) else ()
 
 
-def _lost_in_list(wanted: list[Any], result: list[Any], path: tuple[str, ...], field: str) -> tuple[str, ...] | None:
+def _lost_in_list(wanted: list[Any], result: list[Any], field: str, *, quantity: bool) -> tuple[str, ...] | None:
     identity = _IDENTITY.get(field)
     if identity and _identified(wanted, identity) and _identified(result, identity):
         live = {entry[identity]: entry for entry in result}
-        pairs = [(f"[{entry[identity]}]", entry, live.get(entry[identity])) for entry in wanted]
+        pairs = [(entry[identity], entry, live.get(entry[identity])) for entry in wanted]
         if any(found is None for _, _, found in pairs):
-            return path
+            return ()
     elif len(wanted) == len(result):
-        pairs = [(f"[{index}]", *pair) for index, pair in enumerate(zip(wanted, result, strict=True))]
+        pairs = [(index, *pair) for index, pair in enumerate(zip(wanted, result, strict=True))]
     else:
-        return path
-    missing = (lost(entry, found, (*path, step)) for step, entry, found in pairs)
-    return next((where for where in missing if where is not None), None)
+        return ()
+    for step, entry, found in pairs:
+        if (missing := _lost(entry, found, "", quantity=quantity)) is not None:
+            return (f"[{step}]", *missing)
+    return None
 
 
 def _same(wanted: Any, result: Any) -> bool:
@@ -190,8 +231,12 @@ def _edited(fields: Json, wanted: Any, live: Any, path: tuple[str, ...]) -> Iter
         here = (*path, _step(field))
         if below.keys() - {"."} and (ours is not None or field.startswith("f:")):
             yield from _edited(below, ours, theirs, here)
-        elif ours is None or lost(ours, theirs, here, here[-1]) is not None or lost(theirs, ours, here, here[-1]) is not None:
+        elif ours is None or _differ(ours, theirs, here) or _differ(theirs, ours, here):
             yield here
+
+
+def _differ(wanted: Any, result: Any, path: tuple[str, ...]) -> bool:
+    return _lost(wanted, result, path[-1], quantity=not _QUANTITIES.isdisjoint(path)) is not None
 
 
 def _part(field: str, value: Any) -> Any:

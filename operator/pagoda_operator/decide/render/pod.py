@@ -78,7 +78,7 @@ class Inputs(NamedTuple):
 
 def daemon_config(inputs: Inputs) -> dict[str, Any]:
     """The DaemonConfig on the wire; SpecProblem if the model cannot be brought into the pod."""
-    spec, health, slo = inputs.spec, inputs.spec.health, inputs.spec.slo
+    spec, slo = inputs.spec, inputs.spec.slo
     fetch.check(spec, inputs.profile)
     _, _, folder = spec.model.uri.removeprefix(CLAIM_SCHEME).partition("/")
     mounted = f"{MODEL_MOUNT}/{folder}" if folder else MODEL_MOUNT
@@ -91,10 +91,17 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
         drain_timeout=spec.drain.timeout,
         adapters=_adapters(spec),
         auth=_auth(inputs),
-        health=HealthConfig(progress_timeout=health.progress_timeout, deep_probe_every=health.deep_probe_every) if health else None,
+        health=_health(spec),
         slo=SloConfig(ttft=slo.ttft, itl=slo.itl) if slo else None,
     )
     return config.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _health(spec: InferenceServiceSpec) -> HealthConfig | None:
+    """The times that the service sets; None if it sets none."""
+    times = spec.health.model_dump() if spec.health else {}
+    times |= {"load_timeout": spec.engine.load_timeout} if spec.engine.load_timeout else {}
+    return HealthConfig(**times) if times else None
 
 
 def _auth(inputs: Inputs) -> AuthConfig | None:
@@ -170,7 +177,7 @@ def _check_overlay(overlay: dict[str, Any], inputs: Inputs) -> None:
 def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfig:
     engine, size = spec.engine, spec.engine.kv_cache.size
     # A request without a limit leaves the cgroup open: without this, a replica of 2 cores starts a thread per core of the node.
-    threads = math.ceil(parse_quantity(accelerator.cpu.cores)) if accelerator.cpu else None
+    cores = max(1, math.ceil(parse_quantity(accelerator.cpu.cores))) if accelerator.cpu else None
     return EngineConfig(
         max_model_len=engine.max_model_len,
         max_concurrency=engine.max_concurrency,
@@ -179,10 +186,11 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
         tensor_parallel=count if (count := ranks(accelerator)) > 1 else None,
         block_size=engine.kv_cache.block_size,
         kv_bytes=int(parse_quantity(size)) if size is not None else None,
-        threads=max(1, threads) if threads is not None else None,
+        threads=engine.threads or cores,
         quantization=None if engine.quantization == "none" else engine.quantization,
         deterministic=engine.deterministic or None,
         prefix_caching=None if engine.kv_cache.prefix_caching else False,
+        tool_parser=engine.tool_parser,
     )
 
 

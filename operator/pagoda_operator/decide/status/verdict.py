@@ -4,7 +4,6 @@ Pure; called by `status`. A message has nothing that changes by itself (back-off
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
@@ -29,12 +28,7 @@ from pagoda_operator.decide.replicas.replicas import refused
 Kind = Literal["settled", "reconciling", "stalled"]
 _FAILED: Final = (reasons.RESTARTING, reasons.CRASH_LOOPING)
 _RETURNS: Final = "the service returns to the old revision"
-_LOAD_S: Final = parse_duration(HealthConfig.model_fields["load_timeout"].default)
-# The startup probe of the sidecar has a day (render/fetch.py).
-_RESTARTS: Final[Mapping[Reason, str]] = {
-    reasons.FETCHING_MODEL: "the kubelet restarts a fetch that takes longer than a day",
-    reasons.LOADING_MODEL: f"the kubelet restarts a load that stands still for {_LOAD_S:.0f} s",
-}
+_LOAD: Final[str] = HealthConfig.model_fields["load_timeout"].default
 
 
 class Verdict(NamedTuple):
@@ -237,7 +231,12 @@ def _at_deadline(observed: Observed, plan: Plan, found: Stage) -> str:
             return f"after its second restart {_RETURNS}"
         until = found.until if found.until is not None else _patience(observed, plan)
         return f"at {stamp(round(until))} {_RETURNS}" if until is not None else NO_DEADLINE
-    return _RESTARTS.get(found.reason, NO_DEADLINE)
+    if found.reason is reasons.FETCHING_MODEL:  # the startup probe of the sidecar has a day (render/fetch.py)
+        return "the kubelet restarts a fetch that takes longer than a day"
+    if found.reason is reasons.LOADING_MODEL:
+        load_s = parse_duration((observed.spec.engine.load_timeout if observed.spec else None) or _LOAD)
+        return f"the kubelet restarts a load that stands still for {load_s:.0f} s"
+    return NO_DEADLINE
 
 
 def _patience(observed: Observed, plan: Plan) -> float | None:

@@ -162,19 +162,24 @@ def test_an_unknown_field_of_a_message_is_reported(opened):
 
 
 def test_a_request_that_finds_no_room_is_tried_again(opened, monkeypatch):
-    class Full(CountedEngine):
-        refusals = 3
+    refused = threading.Event()
 
+    class Full(CountedEngine):
         def submit(self, message: Any, joined: Any = None) -> Any:
-            if len(self.submitted) >= 2 and self.refusals:
-                self.refusals -= 1
+            if len(self._streams) >= 2:
+                refused.set()
                 raise TooMany("the queue is full", 1.0)
             return super().submit(message, joined)
 
+        def _pause(self, seconds: float) -> None:
+            if self.submitted:  # neither of the two ends before the third was refused, however late that comes
+                refused.wait(PATIENCE_S)
+            super()._pause(seconds)
+
     monkeypatch.setattr("pagoda_daemon.offline.answering._AGAIN_S", 0.001)
-    engine, local = opened(Full)
+    engine, _ = opened(Full)
     assert len(engine.generate(["a", "b", "c"], GREEDY)) == 3
-    assert local.link.refusals == 0
+    assert refused.is_set()
 
 
 def test_a_request_that_finds_no_room_alone_is_refused(opened):

@@ -35,6 +35,16 @@ async def test_a_model_arrives_whole_without_code_and_pickles(fetcher, files):
     assert fetcher.seen[-1].done == fetcher.seen[-1].total == sum(len(files[name]) for name in TAKEN)
 
 
+async def test_a_mirror_below_a_path_that_lists_names_only_is_asked_for_the_rest(tmp_path, hub, files):
+    """It sends no commit. Its tags of small files are no names of git."""
+    hub.described, hub.prefix = False, "/artifactory/hf"
+    hub.faults[LARGE] = Fault(flip_at=9)
+    place = await Fetcher(tmp_path, f"{hub.url}{hub.prefix}/").fetch()
+    assert contents(place) == {name: files[name] for name in TAKEN}
+    assert hub.sent[LARGE] == 2 * len(files[LARGE]), "the tag of a large file is its SHA-256, so the flipped bit is found"
+    assert not [path for path, _ in hub.asked if "evil" in path or "pytorch" in path]
+
+
 def coreutils(place):
     argv = ["sh", "-c", "LC_ALL=C sha256sum * | sha256sum"]
     return subprocess.run(argv, cwd=place, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -1,17 +1,22 @@
 """oci:// against a real registry on loopback, and against a double for what that one never does."""
 
+import asyncio
 import hashlib
 import json
+import subprocess
+import sys
 from base64 import b64encode
 from collections import Counter
+from pathlib import Path
 from platform import machine
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from pagoda_fetch.core.errors import Forbidden, Mismatch, NotFound, Refused, Unsupported
+from pagoda_fetch.core.errors import Forbidden, Mismatch, NotFound, Refused
+from support.clients.archives import image, kit, tar
 from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_files
 from support.servers.fetch_hub import running_hub
-from support.servers.fetch_servers import oci_registry, push, push_index, wire
+from support.servers.fetch_servers import oci_registry, push, push_index, push_layers, wire
 
 FILES = model_files()
 
@@ -75,12 +80,6 @@ async def test_a_title_that_leaves_its_folder_refuses_the_artifact(tmp_path, reg
     assert fetcher.published() == []
 
 
-async def test_archives_are_named_as_what_is_not_built(tmp_path, registry):
-    push(registry, "models/tar", FILES, media="application/vnd.oci.image.layer.v1.tar+gzip")
-    with pytest.raises(Unsupported, match="push files as they are"):
-        await Fetcher(tmp_path).fetch(f"oci://{registry}/models/tar", "v1")
-
-
 @pytest.mark.parametrize(("others", "found"), [([], "only"), ([("amd64", "x"), ("arm64", "y")], "mine"), ([("s390x", "x")], "none")])
 async def test_of_an_index_its_only_manifest_is_taken_or_the_one_for_this_machine(tmp_path, registry, others, found):
     name = f"models/index-{found}"
@@ -95,6 +94,33 @@ async def test_of_an_index_its_only_manifest_is_taken_or_the_one_for_this_machin
             await fetching
     else:
         assert contents(await fetching)["generation_config.json"] == found.encode()
+
+
+@pytest.mark.deep
+async def test_a_modelcar_and_a_modelkit_of_a_registry_are_models_by_the_command_line(tmp_path, registry):
+    """An index stands for the image, as image builders push them."""
+    made = push_layers(
+        registry, "models/car", *image(tar({"etc/passwd": b"x"}), tar({f"models/{n}": body for n, body in FILES.items()})), "x"
+    )
+    push_index(registry, "models/car", [(made, {"x86_64": "amd64", "aarch64": "arm64"}[machine()])], "v1")
+    push_layers(registry, "models/kit", *kit({"model": tar(FILES), "code": b"not read"}))
+    for name in ("car", "kit"):
+        argv = [
+            "-P",
+            "-m",
+            "pagoda_fetch",
+            "fetch",
+            f"oci://{registry}/models/{name}",
+            "--revision",
+            "v1",
+            "--to",
+            str(tmp_path),
+            "--reserve",
+            "0",
+        ]
+        done = await asyncio.to_thread(subprocess.run, [sys.executable, *argv], capture_output=True, text=True, check=False)
+        assert (done.returncode, contents(Path(done.stdout.strip()))) == (0, {name: FILES[name] for name in TAKEN}), done.stderr
+    assert [path.name for path in tmp_path.glob("sha256-*")] == [Path(done.stdout.strip()).name], "one content is one folder"
 
 
 def small_artifact():

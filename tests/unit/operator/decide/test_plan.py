@@ -283,11 +283,17 @@ def test_replicas_follow_the_spec_down_to_zero():
     assert (harness.api.of(PODS), harness.reason()) == ([], "ScaledToZero")
 
 
+# The API server knows no schema of a podTemplate.
+MISSHAPEN = (7, {"initContainers": [5]}, {"initContainers": [{}]}, {"tolerations": 5}, {"volumes": [{"name": "model", "emptyDir": 5}]})
+
+
 @pytest.mark.parametrize(
     ("profile", "spec", "reason"),
     [
         (None, {}, "ProfileNotFound"),
         ({"images": {}}, {}, "InvalidProfile"),
+        *(({"images": {"daemon": "a"}, "podTemplate": {"spec": spec}}, {}, "InvalidProfile") for spec in MISSHAPEN),
+        *(({"images": {"daemon": "a"}, "allow": ["spec"]}, {"podTemplate": {"spec": spec}}, "InvalidSpec") for spec in MISSHAPEN),
         ({"images": {"daemon": "a"}}, {"replicas": -1}, "InvalidSpec"),
         ({"images": {"daemon": "a"}}, {"podTemplate": {"spec": {"hostPID": True}}}, "PodTemplateForbidden"),
     ],

@@ -5,6 +5,7 @@ import copy
 from datetime import timedelta
 
 import pytest
+from pagoda_contracts.names import LABEL_CLASS
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import Denied, Refused
@@ -235,6 +236,7 @@ def test_an_install_with_a_class_keeps_a_profile_of_that_name_and_not_the_defaul
     assert asyncio.run(operator.reconcile(Key("", "default"))) == Outcome(gone=True)
     asyncio.run(operator.reconcile(Key("", "blue")))
     assert api.journal == [("apply", "ServingProfile", "blue")]
+    assert api.of(PROFILES)[0]["metadata"]["labels"][LABEL_CLASS] == "blue", "so that its status is written by this install"
 
 
 def test_without_a_configured_default_profile_none_is_written():

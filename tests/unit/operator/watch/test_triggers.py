@@ -103,8 +103,11 @@ def test_a_changed_profile_wakes_each_of_its_services_once(harness):
     changed = {"metadata": {"name": "fast", "resourceVersion": "8"}, "spec": {}}
     assert harness.throw(PROFILES, changed) == [Key("", "fast"), *users]
     assert harness.throw(PROFILES, changed) == []
+    told = {"metadata": {"name": "fast", "resourceVersion": "9"}, "spec": {}, "status": {"services": 2}}
+    assert harness.throw(PROFILES, told) == [], "the operator's own status"
+    assert harness.triggers.users_of_profiles() == {"fast": 2, "default": 1}
     harness.throw(SERVICES, service("a", "fast"), gone=True)
-    assert harness.throw(PROFILES, changed, gone=True) == [Key("", "fast"), users[1]]
+    assert harness.throw(PROFILES, told, gone=True) == [Key("", "fast"), users[1]]
 
 
 def test_foreign_pods_wake_waiting_services_only_if_they_use_devices(harness):

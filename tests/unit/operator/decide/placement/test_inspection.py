@@ -53,7 +53,16 @@ def test_inspection_pod_is_not_a_replica():
     assert made.observed().pods == ()
 
 
-@pytest.mark.parametrize(("counted", "disk"), [({"bytes": 20 << 30}, "21504Mi"), ({}, "3382Mi")], ids=["counted", "in bf16"])
+COUNTED = {
+    "counted": ({"bytes": 20 << 30}, "21504Mi"),
+    "in bf16": ({}, "3382Mi"),
+    "compressed": ({"bytes": 1 << 30, "compressed": True}, "3382Mi"),
+    "compressed, more than weights": ({"bytes": 20 << 30, "compressed": True}, "21504Mi"),
+    "smaller than in bf16": ({"bytes": 1 << 30}, "2048Mi"),
+}
+
+
+@pytest.mark.parametrize(("counted", "disk"), COUNTED.values(), ids=COUNTED)
 def test_the_scratch_disk_has_room_for_the_files_as_they_were_counted(counted, disk):
     made = harness(model={"uri": "hf://org/model"})
     ends(made, message=json.dumps(json.loads(REPORT) | counted))

@@ -7,105 +7,50 @@ from datetime import timedelta
 
 import pytest
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
-from support.harness.inventories import CPU, H100, dra_of, gpu, mig, plain_node, resource_slice, whole
+from support.harness.first_services import ALL, ANY, MISSING, PLACED, WAITING
+from support.harness.inventories import CPU, gpu, inventory
 from support.harness.placing import bind, placement
-from support.harness.platforms import default_profile, first_service, inventory, nodes, takes
-
-ANY = gpu()
-PLACED = [
-    ("platforms/gke", gpu("L4"), ["l4"]),
-    ("platforms/gke", gpu("A100"), ["a100"]),
-    ("platforms/gke", gpu("H100"), ["h100"]),
-    ("platforms/gke", ANY, ["l4", "a100", "h100"]),
-    ("platforms/gke", mig("3g.40gb"), ["mig"]),
-    ("platforms/gke", mig(least="40Gi"), ["mig"]),
-    ("platforms/eks-karpenter", gpu("L4"), ["l4"]),
-    ("platforms/eks-karpenter", gpu("rtx-pro-6000"), ["new"]),
-    ("platforms/eks-karpenter", ANY, ["l4", "new"]),
-    ("platforms/eks-managed", gpu("A10G"), ["a10g"]),
-    ("platforms/eks-managed", ANY, ["a10g"]),
-    ("platforms/aks", gpu("A100"), ["a100"]),
-    ("platforms/aks", ANY, ["a100"]),
-    ("platforms/gpu-operator", gpu("H100"), ["h100"]),
-    ("platforms/gpu-operator", ANY, ["h100"]),
-    ("platforms/coreweave", gpu("H100"), ["h100"]),
-    ("platforms/coreweave", ANY, ["h100"]),
-    ("platforms/cpu", CPU, ["cpu"]),
-    ("h100-mixed", gpu("H100"), ["h100-mixed", "h100-whole"]),
-    ("h100-mixed", mig("1g.10gb"), ["h100-mixed"]),
-    ("a100-single", mig(least="10G"), ["a100-slices"]),
-]
-WAITING = [
-    ("platforms/gke-zero", gpu("L4"), ["l4"], "cloud.google.com/gke-accelerator=nvidia-l4"),
-    ("platforms/gke-zero", mig("3g.20gb"), ["mig"], "cloud.google.com/gke-gpu-partition-size=3g.20gb"),
-    ("platforms/eks-zero", gpu("H100"), ["h100"], "node.kubernetes.io/instance-type=p5.4xlarge|p5.48xlarge"),
-    ("platforms/coreweave", gpu("A100"), [], "gpu.nvidia.com/model=A100_NVLINK_80GB"),
-    ("platforms/cpu", gpu("L4"), [], "nvidia.com/gpu.product=NVIDIA-L4"),
-    ("platforms/cpu", mig("1g.10gb"), [], "1 nvidia.com/mig-1g.10gb"),
-    ("platforms/amd", gpu("H200"), [], "nvidia.com/gpu.product=NVIDIA-H200"),
-]
-MISSING = [
-    ("platforms/amd", ANY, "AMD devices (amd.com/gpu), for which Pagoda has no daemon yet"),
-    ("platforms/amd", gpu("MI300X"), "AMD devices (amd.com/gpu), for which Pagoda has no daemon yet"),
-    ("platforms/k3s-workstation", ANY, "no label names the GPU of rtx4090; say it in the ServingProfile's devices"),
-    (
-        "platforms/gpu-operator",
-        gpu("A30"),
-        "driver 550.144.03 supports CUDA 12.4, but the daemon needs 13.0, which driver 580.65.06",
-    ),
-    ("platforms/gke-zero", gpu("L44"), "neither the catalogue nor the ServingProfile's devices know it"),
-    ("platforms/gke-zero", mig("3g.21gb"), "neither the catalogue nor the ServingProfile's devices know it"),
-    ("platforms/gke-zero", mig(least="10Gi"), "set mig.profile, such as 1g.10gb, if a node pool"),
-    ("platforms/cpu", ANY, "set gpu.product, such as L4, if a node pool without nodes has such GPUs"),
-]
+from support.harness.platforms import LAYOUTS, default_profile, first_service, nodes, slices, takes
 
 
-def title(case):
-    return f"{case[0].rpartition('/')[2]}-{case[1]}"
-
-
-def template(made):
-    (deployment,) = made.api.of(DEPLOYMENTS)
-    return deployment["spec"]["template"]
-
-
-@pytest.mark.parametrize(("name", "entry", "where"), PLACED, ids=map(title, PLACED))
-def test_first_service_is_placed(name, entry, where):
-    made = first_service(name, entry)
+@pytest.mark.parametrize("one", PLACED, ids=lambda one: one.title)
+def test_first_service_is_placed(one):
+    made = one.service()
     assert (made.reason(), placement(made).get("waiting"), len(made.api.of(PODS))) == ("Scheduling", None, 1), made.conditions()
-    assert takes(template(made), name) == where
+    assert takes(made, one.cluster) == list(one.where)
     bind(made)
     assert made.reason() == "Available"
 
 
-@pytest.mark.parametrize(("name", "entry", "where", "asked"), WAITING, ids=map(title, WAITING))
-def test_first_service_gets_its_pods_and_waits_for_nodes(name, entry, where, asked):
-    made = first_service(name, entry)
+@pytest.mark.parametrize(("one", "asked"), WAITING, ids=[one.title for one, _ in WAITING])
+def test_first_service_gets_its_pods_and_waits_for_nodes(one, asked):
+    made = one.service()
     assert (made.reason(), len(made.api.of(PODS))) == ("WaitingForNodes", 1), made.conditions()
     assert asked in made.conditions()["Reconciling"]["message"]
-    assert takes(template(made), name) == where
+    assert takes(made, one.cluster) == list(one.where)
     revision = made.names(DEPLOYMENTS)
-    made.inventory = inventory(*nodes(name, 0))
+    made.inventory = inventory(*nodes(one.cluster, 0), slices=slices(one.cluster, 0))
     made.settle()
     bind(made)
     assert (made.reason(), made.names(DEPLOYMENTS)) == ("Available", revision)
 
 
-@pytest.mark.parametrize(("name", "entry", "what"), MISSING, ids=map(title, MISSING))
+@pytest.mark.parametrize(("name", "entry", "what"), MISSING, ids=[f"{name.rpartition('/')[2]}-{entry}" for name, entry, _ in MISSING])
 def test_first_service_names_the_one_thing_that_is_missing(name, entry, what):
     made = first_service(name, entry)
     assert (made.reason(), made.names(DEPLOYMENTS)) == ("NoAccelerator", [])
     assert what in made.conditions()["Stalled"]["message"]
 
 
-RTX = {"nodeLabels": {"node.kubernetes.io/instance-type": "k3s"}, "product": "GeForce-RTX-4090", "memory": "24G"}
+def test_every_platform_of_the_dev_cluster_is_in_the_matrix():
+    files = {f"platforms/{file.stem}" for file in (LAYOUTS / "platforms").glob("*.yaml")}
+    assert files == {one.cluster for one in ALL if one.cluster.startswith("platforms/")}
+    assert len({one.title for one in ALL}) == len(ALL), "nodes of the cluster tests are named by it"
 
 
-@pytest.mark.parametrize("entry", [ANY, gpu("RTX-4090")])
-def test_profile_says_what_no_label_does(entry):
-    made = first_service("platforms/k3s-workstation", entry, profile=default_profile(devices=[RTX]))
-    assert (made.reason(), placement(made)["device"]) == ("Scheduling", "GeForce-RTX-4090, 22.4 GiB")
-    assert takes(template(made), "platforms/k3s-workstation") == ["rtx4090"]
+def test_the_profile_tells_the_memory_that_no_label_does():
+    (made,) = (one.service() for one in PLACED if one.devices and one.entry != ANY)
+    assert placement(made)["device"] == "GeForce-RTX-4090, 22.4 GiB"
 
 
 def test_a_product_that_only_the_profile_knows_is_waited_for():
@@ -113,14 +58,6 @@ def test_a_product_that_only_the_profile_knows_is_waited_for():
     made = first_service("platforms/cpu", ANY, profile=default_profile(devices=[odd]))
     assert made.reason() == "WaitingForNodes"
     assert "on a node with example.com/card=x1" in made.conditions()["Reconciling"]["message"]
-
-
-def test_first_service_is_placed_on_the_devices_of_a_dra_driver():
-    made = first_service("platforms/cpu", CPU)
-    made.inventory = inventory(plain_node("a"), slices=(resource_slice("a", H100, whole(2)),))
-    made.edit(accelerators=[dra_of("gpu.nvidia.com")])
-    made.settle()
-    assert (made.reason(), placement(made)["device"]) == ("Scheduling", "NVIDIA-H100-80GB-HBM3, 79.6 GiB")
 
 
 def test_what_the_model_needs_is_judged_before_a_node_is_waited_for():

@@ -1,7 +1,7 @@
 """A replica's pod template and DaemonConfig."""
 
 import pytest
-from pagoda_contracts.launch import DaemonConfig
+from pagoda_contracts.launch import DaemonConfig, HealthConfig
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICE_FAULT,
@@ -56,6 +56,16 @@ def test_config_has_slo_and_health():
     assert (config.health.progress_timeout, config.health.deep_probe_every) == ("5m", "30s")
     assert (config.slo.ttft, config.slo.itl) == ("800ms", "50ms")
     assert {"health", "slo"}.isdisjoint(daemon_config(inputs()))
+
+
+@pytest.mark.parametrize("entry", [{"cpu": {"cores": 4, "memory": "1Gi"}}, {"gpu": {}}])
+def test_config_has_the_tool_parser_the_threads_and_how_long_a_load_may_stand_still(entry):
+    engine = {"toolParser": "qwen3_coder", "threads": 2, "loadTimeout": "20m"}
+    config = DaemonConfig.model_validate(daemon_config(inputs(engine=engine, accelerators=[entry])))
+    assert (config.engine.tool_parser, config.engine.threads) == ("qwen3_coder", 2)
+    assert config.health == HealthConfig(load_timeout="20m")
+    both = daemon_config(inputs(engine=engine, accelerators=[entry], health={"progressTimeout": "5m"}))
+    assert both["health"] == {"progressTimeout": "5m", "deepProbeEvery": "30s", "loadTimeout": "20m"}
 
 
 def test_a_replica_lets_in_the_clients_of_the_secret_that_the_service_names_and_gateways_all_the_same():

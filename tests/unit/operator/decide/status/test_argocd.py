@@ -7,8 +7,10 @@ import yaml
 from lupa.lua51 import LuaRuntime
 from pagoda_contracts.crds.crdgen import KINDS
 from pagoda_contracts.names import GROUP
+from pagoda_operator.decide.status.profile import parse_profile, profile_status
 from support.harness.status_states import STATES
 from support.judges.kstatus import kstatus
+from support.kube.fake_api import profile_body
 
 FOLDER = Path(__file__).parents[5] / "charts/pagoda/argocd"
 SCRIPT = (FOLDER / "health.lua").read_text()
@@ -56,8 +58,12 @@ def test_an_edit_that_is_not_observed_yet_is_progressing():
     assert health(body)[0] == "Progressing"
 
 
-def test_a_profile_has_nothing_to_wait_for():
-    assert health({"kind": "ServingProfile", "metadata": {"generation": 1}})[0] == "Healthy"
+@pytest.mark.parametrize(("spec", "shown"), [({}, "Healthy"), ({"images": {}}, "Degraded")])
+def test_a_profile_is_healthy_if_services_can_use_it(spec, shown):
+    body = profile_body(**spec)
+    body["metadata"] |= {"generation": 1}
+    body["status"] = profile_status(parse_profile(body), 0, "2026-01-01T00:00:00Z")
+    assert health(body)[0] == shown
 
 
 def test_the_snippet_holds_this_script_for_every_kind_with_conditions():

@@ -279,6 +279,11 @@ def test_a_wait_for_a_replica_says_since_when_and_what_ends_it_and_time_changes_
     assert len(harness.api.journal) == written
 
 
+def test_a_load_that_stands_still_is_restarted_after_the_time_that_the_service_sets():
+    harness = harness_with(since(running(), 4, "daemon"), engine={"loadTimeout": "45m"})
+    assert harness.conditions()["Ready"]["message"].endswith("; the kubelet restarts a load that stands still for 2700 s")
+
+
 @pytest.mark.parametrize(
     ("status", "then"),
     [

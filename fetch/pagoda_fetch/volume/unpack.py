@@ -1,0 +1,190 @@
+"""A layer that is an archive on its way to the disk: unpacked while it comes, kept when its digest is right. And layers made into a model.
+
+    .layer-<n>-<random>/<k>   the k-th file taken of layer n; no name of an archive is ever a name on the disk
+    .layer-<n>.json           what these are: written when the layer is whole and verified
+
+Only regular files are written. Blocks; `pull` and `job` call it from threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pagoda_fetch.core.archive import Archive
+from pagoda_fetch.core.errors import Mismatch, Refused, Unreachable
+from pagoda_fetch.core.layers import Contents, Part, clean, model, wanted, whiteout
+from pagoda_fetch.core.limits import Limits
+from pagoda_fetch.core.listing import Layer, Listing, RemoteFile
+from pagoda_fetch.core.tar import Entry
+from pagoda_fetch.volume.store import disk_error, read_json, size_of, write_json
+
+
+class Unpacking:
+    """Takes a layer's bytes in order, as `Sink` takes a file's. A layer that is whole is kept; any other begins from its beginning."""
+
+    def __init__(self, staging: Path, file: RemoteFile, limits: Limits, grew: Callable[[int], None]) -> None:
+        self._staging, self._file, self._limits, self._grew = staging, file, limits, grew
+        self._record = staging / f"{file.name}.json"
+        self._files: _Files | None = None
+        self._hash, self._torn = hashlib.sha256(), False
+        self.offset = 0
+
+    def begin(self) -> int:
+        """Bytes that need not be fetched again: all or none."""
+        try:
+            if contents(self._staging, self._file) is not None:
+                self.offset = self._file.size
+                return self.offset
+            self.drop()
+            folder = Path(tempfile.mkdtemp(dir=self._staging, prefix=f"{self._file.name}-"))
+        except OSError as error:
+            raise disk_error(error, self._staging) from None
+        self._files = _Files(folder, self._file, self._limits, self._grew)
+        self._hash, self._torn = hashlib.sha256(), False
+        self.offset = 0
+        return 0
+
+    def write(self, data: bytes) -> None:
+        """Unpacks them. After a write that failed, nothing but the beginning goes on."""
+        if self._torn or self.offset + len(data) > self._file.size:
+            raise Mismatch(f"{self._file.label}: interrupted in a write, or more than the {self._file.size} bytes that were listed")
+        self._torn = True
+        try:
+            self._opened.archive.feed(data)
+        except OSError as error:
+            raise disk_error(error, self._staging) from None
+        self._hash.update(data)
+        self.offset += len(data)
+        self._torn = False
+
+    @property
+    def _opened(self) -> _Files:
+        if self._files is None:
+            raise RuntimeError("written to before begin()")
+        return self._files
+
+    @property
+    def whole(self) -> bool:
+        """Whether all bytes are there."""
+        return self.offset == self._file.size
+
+    def finish(self) -> str:
+        """The layer's SHA-256, its files kept for good; Mismatch where it is not what was promised."""
+        if not self.whole:
+            raise Unreachable(f"{self._file.label}: ended after {self.offset} of {self._file.size} bytes")
+        if self._files is not None:
+            try:
+                self._verify()
+                write_json(self._record, self._files.record())
+            except OSError as error:
+                raise disk_error(error, self._staging) from None
+            self._files = None
+        return self._file.sha256
+
+    def _verify(self) -> None:
+        found = self._hash.hexdigest()
+        if found != self._file.sha256:
+            raise Mismatch(f"{self._file.label}: sha256 digest {found}, promised is {self._file.sha256}")
+        self._opened.archive.finish()
+
+    def drop(self) -> None:
+        """Removes what is there, of this try and of others."""
+        self.close()
+        self._record.unlink(missing_ok=True)
+        for folder in self._staging.glob(f"{self._file.name}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Lets go of the file; what is whole stays."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+
+class _Files:
+    """The visitor of one archive: writes what is taken."""
+
+    def __init__(self, folder: Path, file: RemoteFile, limits: Limits, grew: Callable[[int], None]) -> None:
+        self._folder, self._label, self._limits, self._grew = folder, file.label, limits, grew
+        layer = file.layer or Layer("tar")
+        self._within = layer.within
+        self._parts: dict[str, Part] = {}
+        self._hidden: set[str] = set()
+        self._stream: BinaryIO | None = None
+        self._path, self._hash, self._size = "", hashlib.sha256(), 0
+        self.archive = Archive(file, layer, self, limits.max_bytes)
+
+    def begin(self, entry: Entry) -> bool:
+        """Opens a file for what is taken."""
+        path = clean(entry.name)
+        if hidden := whiteout(path, self._within):
+            self._hidden.add(hidden)
+        take = wanted(path, self._within, entry)
+        if len(self._parts) + len(self._hidden) + take > self._limits.max_files:
+            raise Refused(f"{self._label} holds or hides more than {self._limits.max_files} files")
+        if not take:
+            return False
+        if path in self._parts:
+            raise Refused(f"{self._label} holds two files called {path[:200]!r}")
+        self.archive.room_for(entry.size)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._stream = os.fdopen(os.open(self._folder / str(len(self._parts)), flags, 0o644), "wb")
+        self._path, self._hash, self._size = path, hashlib.sha256(), entry.size
+        return True
+
+    def data(self, data: memoryview) -> None:
+        """To the disk."""
+        if self._stream is not None:
+            self._stream.write(data)
+        self._hash.update(data)
+        self._grew(len(data))
+
+    def end(self) -> None:
+        """The file is whole."""
+        if self._stream is not None:
+            self._stream.flush()
+            os.fchmod(self._stream.fileno(), 0o644)
+            os.fsync(self._stream.fileno())
+        self.close()
+        where = f"{self._folder.name}/{len(self._parts)}"
+        self._parts[self._path] = Part(self._path, self._size, self._hash.hexdigest(), where)
+
+    def record(self) -> dict[str, Any]:
+        """What is there, for the next process."""
+        return {"parts": [list(part) for part in self._parts.values()], "hidden": sorted(self._hidden)}
+
+    def close(self) -> None:
+        """Lets go of an open file."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def contents(staging: Path, file: RemoteFile) -> Contents | None:
+    """What a layer that is whole has unpacked to; None where it is not whole."""
+    if file.layer is not None and file.layer.form == "raw":
+        return Contents((Part(file.layer.path, file.size, file.sha256, file.name),))
+    record = read_json(staging / f"{file.name}.json")
+    parts = tuple(Part(*part) for part in record.get("parts", ()))
+    there = record and all(size_of(staging / part.where) == part.size for part in parts)
+    return Contents(parts, frozenset(record["hidden"])) if there else None
+
+
+def assemble(staging: Path, listing: Listing, limits: Limits) -> dict[str, tuple[int, str]]:
+    """Layers that are whole as one folder with the model's files and no other; the files' sizes and SHA-256."""
+    layers = [contents(staging, file) for file in listing.files]
+    files = model([layer for layer in layers if layer is not None], limits)
+    for name, part in files.items():
+        (staging / part.where).rename(staging / name)
+    for path in staging.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in files:
+            path.unlink()
+    return {name: (part.size, part.sha256) for name, part in files.items()}
