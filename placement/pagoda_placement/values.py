@@ -19,6 +19,7 @@ from pagoda_contracts.names import LABEL_GPU_PRODUCT, RESOURCE_MIG_PREFIX
 Json = Mapping[str, Any]
 
 _LENGTH: Final = 10
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 _FORM: Final = re.compile(r"(?P<slices>[1-9]\d*)g\.(?P<gb>[1-9]\d*)gb(?P<attributes>[.+-][a-z][a-z.]*)?")
 # The device plugin's name for slices that several pods share.
 SHARED: Final = ".shared"
@@ -26,8 +27,7 @@ SHARED: Final = ".shared"
 
 def digest(value: Any) -> str:
     """Returns ten hexadecimal digits of a JSON value's canonical form: 40 bits, for a handful of revisions per service."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()[:_LENGTH]
 
 
 def stamp(now: float) -> str:

@@ -39,7 +39,7 @@ from pagoda_operator.api.state import (
 from pagoda_operator.decide.render import children, devices, pod
 from pagoda_operator.decide.render.children import Manifest, Owner, inspection_name, inspection_policy, network_policy
 from pagoda_operator.decide.render.fetch import model_of
-from pagoda_operator.decide.render.inspection import inspect
+from pagoda_operator.decide.render.inspection import known
 from pagoda_operator.decide.render.overlay import Edit, edits, lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.decide.replicas.replicas import Steps, pods_of
@@ -135,8 +135,10 @@ def render(observed: Observed, owner: Owner, current: Revision, where: Where) ->
 
 def _weights(observed: Observed, spec: InferenceServiceSpec) -> int:
     """Bytes of the model's files: as an inspection counted them, else as a published model has them."""
-    known = inspect(observed, spec)
-    return known.size or (known.shape.weight_bytes("bf16") if known.shape is not None else 0)
+    found = known(observed, spec)
+    if found is None:
+        return 0
+    return found.size or (found.shape.weight_bytes("bf16") if found.shape is not None else 0)
 
 
 def _config_text(observed: Observed, current: Revision, config: Manifest) -> str:

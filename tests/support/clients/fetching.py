@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ CONFIG = {"model_type": "llama", "hidden_size": 64, "id2label": {str(n): f"LABEL
 
 def model_files(size: int = 3_000_000, seed: int = 7) -> dict[str, bytes]:
     """Weights of random bytes in two files, config and tokenizer."""
+    return dict(_model_files(size, seed))
+
+
+@cache
+def _model_files(size: int, seed: int) -> dict[str, bytes]:
     draw = random.Random(seed)
     return {
         "config.json": json.dumps(CONFIG).encode(),

@@ -77,7 +77,7 @@ def _made(make: Callable[[], Harness]) -> Body:
 def pods(*statuses: Body, **spec: Any) -> Callable[[], Harness]:
     def make() -> Harness:
         harness = Harness(replicas=len(statuses), **spec)
-        harness.settle()
+        harness.begin(f"{len(statuses)} {spec}", harness.settle)
         for pod, status in zip(harness.api.of(PODS), statuses, strict=True):
             pod["status"] = status
         harness.settle()

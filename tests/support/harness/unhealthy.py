@@ -44,6 +44,9 @@ class UnhealthyHarness(Harness):
         # By how much somebody has set the clock on the wall.
         self.jump = timedelta()
         super().__init__(replicas=replicas, **spec)
+        self.begin(f"{replicas} ready {spec}", self._ready)
+
+    def _ready(self) -> None:
         self.settle()
         self.make_ready()
 

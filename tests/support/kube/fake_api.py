@@ -85,6 +85,15 @@ class FakeApi:
         # Labels and annotations that each object's last apply or create had, by uid and manager.
         self._applied: dict[tuple[str, str], dict[str, set[str]]] = {}
 
+    def kept(self) -> bytes:
+        """All that it holds, for `become` of another one."""
+        return marshal.dumps((self.objects, self.journal, self.reported, self.kinds_read, self._applied, next(self._numbers)))
+
+    def become(self, kept: bytes) -> None:
+        """What another one was when it was kept."""
+        self.objects, self.journal, self.reported, self.kinds_read, self._applied, number = marshal.loads(kept)  # noqa: S302 - our own
+        self._numbers = itertools.count(number)
+
     # Reads
 
     @property

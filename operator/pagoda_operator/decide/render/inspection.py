@@ -51,10 +51,15 @@ _SIDECAR_FIELDS: Final = ("env", "envFrom", "imagePullPolicy")
 
 
 def inspect(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
-    """What is known of the model's shape."""
+    """What is known of the model's shape, or why nothing is."""
+    return known(observed, spec) or _unknown(observed, spec)
+
+
+def known(observed: Observed, spec: InferenceServiceSpec) -> Inspection | None:
+    """What is known of the model's shape; None if nothing is."""
     live = observed.find(CONFIG_MAPS, map_name(observed.meta.name))
     data: Json = live.body.get("data") or {} if live else {}
-    return known_model(observed.meta.name, spec, data) or _unknown(observed, spec)
+    return known_model(observed.meta.name, spec, data)
 
 
 def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:

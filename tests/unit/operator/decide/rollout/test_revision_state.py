@@ -23,7 +23,7 @@ MADE = "2026-01-01T00:00:00Z"
 @pytest.fixture
 def harness():
     made = Harness(rollout={"strategy": "Replace"})
-    made.settle()
+    made.begin("settled", made.settle)
     return made
 
 

@@ -145,8 +145,7 @@ def test_a_trial_with_a_place_is_waited_for_without_limit():
 def harness(tried=None, model=None, **spec):
     """A service of one replica that serves; `tried`: what becomes of each trial's pod."""
     made = Harness(rollout={"strategy": "Replace"}, **({"model": model} if model else {}), **spec)
-    made.settle()
-    made.make_ready()
+    made.begin(f"{model} {spec}", lambda: (made.settle(), made.make_ready()))
     made.old = replicas(made)[0]["metadata"]["uid"]
     if tried is not None:
         made.api.trial = lambda _: tried

@@ -17,7 +17,7 @@ UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "mes
 
 def harness_with(*statuses, **spec):
     harness = Harness(replicas=len(statuses), **spec)
-    harness.settle()
+    harness.begin(f"{len(statuses)} {spec}", harness.settle)
     for pod, status in zip(harness.api.of(PODS), statuses, strict=True):
         pod["status"] = copy.deepcopy(status)
     harness.settle()
