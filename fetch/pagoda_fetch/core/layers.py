@@ -18,6 +18,10 @@ MODELS: Final = "models"
 _IMAGES: Final = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
 _CONFIGS: Final = (*_IMAGES, "application/vnd.cncf.model.config.v1+json", "application/vnd.kitops.modelkit.config.v1+json")
 _TITLES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
+# What oras says of a folder: that it is to be unpacked, and the digest before the compression.
+_UNPACK: Final = "io.deis.oras.content.unpack"
+_UNPACKED: Final = "io.deis.oras.content.digest"
+_GENERIC: Final = ("application/vnd.oci.image.", "application/vnd.docker.image.")
 _METADATA: Final = "org.cncf.model.file.metadata+json"
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 # Layers of files in general, and those of a ModelKit or ModelPack that hold the model.
@@ -36,9 +40,9 @@ _OPAQUE: Final = ".wh..wh..opq"
 def listed(manifest: Mapping[str, Any], config: Mapping[str, Any], limits: Limits, revision: str) -> Listing | None:
     """The layers that hold the model, where some are archives; None if all are files under their own names."""
     layers = manifest["layers"]
-    if not any(is_archive(layer) for layer in layers):
+    within = MODELS if config_type(manifest) in _IMAGES and isinstance(config.get("rootfs"), dict) else ""
+    if not any(_packs(layer, within) for layer in layers):
         return None
-    within = MODELS if config_type(manifest) in _IMAGES else ""
     promised = _diff_ids(config, [str(layer.get("digest")) for layer in layers])
     found = [_layer(index, layer, within, promised) for index, layer in enumerate(layers)]
     listing = Listing(tuple(file for file in found if file is not None), revision)
@@ -50,8 +54,16 @@ def listed(manifest: Mapping[str, Any], config: Mapping[str, Any], limits: Limit
 
 
 def is_archive(layer: Mapping[str, Any]) -> bool:
-    """Whether a layer is an archive that may hold a model."""
+    """Whether a layer may be an archive that holds a model."""
     return _ARCHIVE.fullmatch(str(layer.get("mediaType", ""))) is not None
+
+
+def _packs(layer: Mapping[str, Any], within: str) -> bool:
+    """Whether it is one. oras gives files this type, too; outside of images, what it is to unpack has its mark."""
+    if not is_archive(layer) or within or not str(layer["mediaType"]).startswith(_GENERIC):
+        return is_archive(layer)
+    annotations = _annotations(layer)
+    return not annotations.get(_TITLES[0]) or annotations.get(_UNPACK) == "true"
 
 
 def config_type(manifest: Mapping[str, Any]) -> str:
@@ -63,11 +75,16 @@ def config_type(manifest: Mapping[str, Any]) -> str:
 
 def title(layer: Mapping[str, Any]) -> str | None:
     """The file that a layer is, or is an archive of."""
+    annotations = _annotations(layer)
+    name = next((annotations[key] for key in _TITLES if annotations.get(key)), None)
+    return None if name is None else str(name)
+
+
+def _annotations(layer: Mapping[str, Any]) -> Mapping[str, Any]:
     annotations = layer.get("annotations") or {}
     if not isinstance(annotations, dict):
         raise Refused("the manifest's layers are not descriptors")
-    name = next((annotations[key] for key in _TITLES if annotations.get(key)), None)
-    return None if name is None else str(name)
+    return annotations
 
 
 def described(layer: Mapping[str, Any], name: str) -> RemoteFile:
@@ -83,21 +100,21 @@ def as_file(layer: Mapping[str, Any]) -> RemoteFile | None:
     name, media = title(layer), str(layer.get("mediaType", ""))
     if name is None or _BESIDE.fullmatch(media):
         return None
-    if media.partition("+")[0].endswith("tar") or media.endswith((".raw+gzip", ".raw+zstd")):
+    if (media.partition("+")[0].endswith("tar") and not is_archive(layer)) or media.endswith((".raw+gzip", ".raw+zstd")):
         raise Unsupported(f"layer {name[:200]!r} is {media!r}, which is not unpacked: push files as they are, or an image of them")
     return described(layer, name)
 
 
 def _layer(index: int, layer: Mapping[str, Any], within: str, promised: Mapping[str, str]) -> RemoteFile | None:
     staged = f".layer-{index:05d}"  # no name of a file that is taken
-    if not is_archive(layer):
+    if not _packs(layer, within):
         file = as_file(layer)
         return file and (file._replace(name=staged, layer=Layer("raw", clean(file.name))) if taken(_base(file.name)) else None)
     file, media = described(layer, staged), str(layer["mediaType"])
     packed = found[1] if (found := _ARCHIVE.fullmatch(media)) else None
     if packed not in (None, "gzip"):
         raise Unsupported(f"layer {index} is {media!r}: {packed} is not unpacked; push it with gzip or without compression")
-    diff_id = promised.get(file.where, "")
+    diff_id = promised.get(file.where) or str(_annotations(layer).get(_UNPACKED, ""))
     if not packed and diff_id not in ("", file.where):
         raise Mismatch(f"layer {index} has digest {file.where}, the config promises {diff_id}")
     return file._replace(layer=Layer("gzip" if packed else "tar", title(layer) or "", within, diff_id, _unpacked(layer, file.size)))
@@ -106,7 +123,7 @@ def _layer(index: int, layer: Mapping[str, Any], within: str, promised: Mapping[
 def _unpacked(layer: Mapping[str, Any], size: int) -> int:
     """Bytes of the file in an archive of one, as ModelPack announces them; the layer's own size where nothing does."""
     try:
-        said = json.loads((layer.get("annotations") or {}).get(_METADATA, "{}")).get("size")
+        said = json.loads(_annotations(layer).get(_METADATA, "{}")).get("size")
     except (ValueError, TypeError, AttributeError, RecursionError):
         return size
     return said if type(said) is int and size < said <= most(size) else size

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_fetch.core.errors import Mismatch, Refused, Unsupported
-from pagoda_fetch.core.layers import Contents, Part, clean, listed, model, root_of, visible, wanted, whiteout
+from pagoda_fetch.core.layers import Contents, Part, as_file, clean, listed, model, root_of, visible, wanted, whiteout
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Layer
 from pagoda_fetch.core.tar import Entry
@@ -20,7 +20,8 @@ def layer(media, digest=ONE, **annotations):
 
 
 def forms(*media, config="application/vnd.oci.empty.v1+json"):
-    found = listed({"config": {"mediaType": config}, "layers": [layer(word) for word in media]}, {}, Limits(), "sha256:m")
+    layers = [layer(word) for word in media]
+    found = listed({"config": {"mediaType": config}, "layers": layers}, {"rootfs": {}}, Limits(), "sha256:m")
     return found and [file.layer for file in found.files]
 
 
@@ -40,6 +41,29 @@ MEDIA = {
 def test_a_media_type_says_how_a_layer_is_packed(media, form):
     assert forms(media) == [Layer(form, unpacked=1000)]
     assert forms(media, config=IMAGE_CONFIG) == [Layer(form, within="models", unpacked=1000)]
+
+
+TITLE = {"org.opencontainers.image.title": "config.json"}
+FOLDER = TITLE | {"io.deis.oras.content.unpack": "true", "io.deis.oras.content.digest": TWO}
+
+
+@pytest.mark.parametrize("config", ["x/y", IMAGE_CONFIG], ids=["empty", "as old versions of oras made it"])
+def test_files_of_oras_have_the_type_of_a_layer_and_are_files(config):
+    file = layer("application/vnd.oci.image.layer.v1.tar", **TITLE)
+    manifest = {"config": {"mediaType": config}, "layers": [file]}
+    assert (listed(manifest, {}, Limits(), ""), as_file(file).name) == (None, "config.json")
+    manifest["layers"].append(layer(IMAGE, **FOLDER))
+    found = listed(manifest, {}, Limits(), "")
+    assert [file.layer for file in found.files] == [Layer("raw", "config.json"), Layer("gzip", "config.json", "", TWO, 1000)]
+    assert [file.layer.form for file in listed(manifest, {"rootfs": {}}, Limits(), "").files] == (
+        ["tar", "gzip"] if config == IMAGE_CONFIG else ["raw", "gzip"]
+    )
+
+
+@pytest.mark.parametrize("media", ["application/x-tar", "application/vnd.x.tar+gzip", "application/vnd.kitops.modelkit.model.v1.raw+gzip"])
+def test_an_archive_of_an_unknown_type_is_named(media):
+    with pytest.raises(Unsupported, match="is not unpacked"):
+        as_file(layer(media, **TITLE))
 
 
 @pytest.mark.parametrize("kind", ["dataset", "code", "docs", "doc"])

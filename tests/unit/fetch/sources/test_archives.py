@@ -33,6 +33,7 @@ def fetch(tmp_path, hub, made, **limits):
     return Fetcher(tmp_path, **limits).fetch(shelve(hub, *made), "v1")
 
 
+FOLDER = {"org.opencontainers.image.title": "m", "io.deis.oras.content.unpack": "true"}
 # A build that copies, changes modes (which copies all again), and removes.
 CAR = (
     BASE,
@@ -45,7 +46,10 @@ SHAPES = {
     "ModelKit, parts": kit(
         {"model": tar({LARGE: FILES[LARGE]}), "modelpart": tar({n: b for n, b in FILES.items() if n != LARGE})}, "+gzip"
     ),
-    "folder of oras": ([(IMAGE, gzip.compress(tar(below("m", FILES))), {"org.opencontainers.image.title": "m"})], ("x/y", b"{}")),
+    "folder of oras": (
+        [(IMAGE, gzip.compress(tar(below("m"))), {**FOLDER, "io.deis.oras.content.digest": digest(tar(below("m")))})],
+        ("x/y", b"{}"),
+    ),
     "files beside an archive": (
         [
             (KIT.format("model"), tar({n: b for n, b in FILES.items() if n != LARGE}), {}),

@@ -34,8 +34,11 @@ def line(registry):
         yield between
 
 
-async def test_an_artifact_arrives_whole(tmp_path, line):
-    place = await Fetcher(tmp_path).fetch(f"oci://{line.address}/models/llama", "v1")
+@pytest.mark.parametrize("media", ["application/octet-stream", "application/vnd.oci.image.layer.v1.tar"])
+async def test_an_artifact_arrives_whole(tmp_path, registry, line, media):
+    """The second is what `oras push` says of files unless it is told another type."""
+    push(registry, "models/typed", FILES, media=media)
+    place = await Fetcher(tmp_path).fetch(f"oci://{line.address}/models/typed", "v1")
     assert contents(place) == {name: FILES[name] for name in TAKEN}
 
 
