@@ -14,11 +14,13 @@ from pagoda_contracts.names import CONTAINER_DAEMON
 from pagoda_contracts.resources.effect import Note, not_built, notes
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceService, InferenceServiceSpec
+from pagoda_contracts.resources.tenant import TenantQuota
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.families import parse_model
-from pagoda_sizing.platforms import matches, products, slices
+from pagoda_sizing.platforms import matches, products, slices, unknown_product
 from pagoda_sizing.replica import Requirement, config_of, on_cpu, on_device, too_little
 from pagoda_sizing.served import unserved
+from pydantic import BaseModel
 
 from pagoda_cli.documents import Document, documents, read
 from pagoda_cli.errors import CliError
@@ -77,12 +79,18 @@ def _judged(file: str) -> Iterator[tuple[str, list[Finding], list[Finding]]]:
 
 def _notes(file: str, document: Document) -> Iterator[Finding]:
     """What becomes of an object that the API server takes."""
-    service = parsed(document.value)
-    if not isinstance(service, InferenceService):
-        return
-    for note in (*notes(service.spec), *_verdicts(service.spec)):
+    found = parsed(document.value)
+    for note in _notes_of(found):
         at = Problem(("spec", *note.path), note.message)
         yield Finding(file, document.line(at.path), named(document), at.where, at.message)
+
+
+def _notes_of(found: BaseModel) -> Iterator[Note]:
+    if isinstance(found, InferenceService):
+        yield from (*notes(found.spec), *_verdicts(found.spec))
+    elif isinstance(found, TenantQuota) and found.spec.devices is not None and isinstance(found.spec.devices.gpus, dict):
+        unknown = ((name, unknown_product(name)) for name in found.spec.devices.gpus)
+        yield from (Note(("devices", "gpus", name), f"refused: {why}") for name, why in unknown if why)
 
 
 def _verdicts(spec: InferenceServiceSpec) -> Iterator[Note]:

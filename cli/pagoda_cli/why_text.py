@@ -115,6 +115,9 @@ def _flat(usage: Json, path: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in usage.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{path}{name}.")
+        elif isinstance(value, list):  # of devices, or of windows: each begins with its name
+            rows = [list(entry.items()) for entry in value if entry]
+            yield from ((f"{path}{name}.{row[0][1]}", ", ".join(f"{key} {one}" for key, one in row[1:])) for row in rows)
         else:
             yield f"{path}{name}", value
 

@@ -42,6 +42,8 @@ ANNOTATION_ONLY_RUNS: Final = f"{GROUP}/trial-only-runs"
 ANNOTATION_DRAIN_DEADLINE: Final = f"{GROUP}/drain-deadline-ms"
 # What one replica is charged for by TenantQuotas: `gpu=2`, `mig-1g.10gb=1`. On its pod template.
 ANNOTATION_DEVICES: Final = f"{GROUP}/devices"
+# The products of GPUs that the pod may get, joined by `|`; absent if it may get any.
+ANNOTATION_PRODUCTS: Final = f"{GROUP}/products"
 # Of a Deployment that has one replica more than the service asks for, the successor of an unhealthy one: how many that makes.
 ANNOTATION_WITH_SUCCESSOR: Final = f"{GROUP}/with-successor"
 # Of a Deployment whose daemons refused the model for good before any of them served: why. It keeps no replica, and so no device.

@@ -132,6 +132,12 @@ class Inventory:
     def _blocks(self) -> dict[str, Mapping[str, Block | None]]:
         return {}
 
+    @cached_property
+    def products(self) -> Mapping[str, str]:
+        """Node → the product of its whole GPUs, as far as labels name it."""
+        found = ((node.name, offer) for node in self.nodes for offer in node.offers)
+        return {name: offer.product for name, offer in found if offer.product and offer.resource.startswith(RESOURCE_GPU)}
+
     def kinds(self, hints: tuple[Hint, ...] = ()) -> Mapping[DeviceClass, list[tuple[Node, Offer]]]:
         """The nodes that offer each class of devices, with what a profile says of them."""
         if hints not in self._kinds:

@@ -93,7 +93,9 @@ def _to_come(entry: Accelerator, demand: Demand) -> tuple[Option, ...]:
     if not fit:
         return tuple(Option(_resolved(entry, kind), kind, ever=False, free=0, why=f"{kind.name}: {why}") for kind, why in reasons)
     labels = tuple(kind.label for kind in fit if kind.label)
-    resolved = replace(_resolved(entry, fit[0]), labels=labels, device=" or ".join(dict.fromkeys(kind.name for kind in fit)))
+    products = tuple(sorted({product for kind in fit for product in _resolved(entry, kind).products}))
+    device = " or ".join(dict.fromkeys(kind.name for kind in fit))
+    resolved = replace(_resolved(entry, fit[0]), labels=labels, device=device, products=products)
     requests = _least(one.requests for _, one in judged if not one.why)
     return (Option(resolved, fit[0], ever=True, free=0, why=f"{_none(entry, demand)}; {asked(resolved)}", requests=requests),)
 
@@ -177,8 +179,10 @@ def _resolved(entry: Accelerator, kind: DeviceClass) -> Resolved:
     device = kind.name + (f", {gib(memory)}" if memory else "")
     profile = kind.profile.name if kind.profile else ""
     if entry.dra is not None:
-        return Resolved(profile=profile, product=kind.product, device=device)
-    return Resolved(resource=kind.resource, profile=profile, labels=(kind.label,) if kind.label else (), device=device)
+        return Resolved(profile=profile, product=kind.product, device=device, products=(kind.product,))
+    products = () if kind.profile else (kind.product,)
+    labels = (kind.label,) if kind.label else ()
+    return Resolved(resource=kind.resource, profile=profile, labels=labels, device=device, products=products)
 
 
 def _judged(kind: DeviceClass, required: Requirement | None) -> Judged:
@@ -225,7 +229,8 @@ def merged(found: Iterable[Option]) -> tuple[Option, ...]:
         if first is not option:
             labels = tuple(sorted({*first.resolved.labels, *resolved.labels}))
             device = ", or ".join(dict.fromkeys([first.resolved.device, resolved.device]))
-            both = replace(first.resolved, labels=labels, device=device)
+            products = tuple(sorted({*first.resolved.products, *resolved.products}))
+            both = replace(first.resolved, labels=labels, device=device, products=products)
             why, requests = first.why and option.why, _least((first.requests, option.requests))
             kept[key] = replace(first, resolved=both, free=first.free + option.free, why=why, requests=requests)
     return tuple(kept.values())

@@ -30,6 +30,8 @@ class Resolved:
     """Of a claim: the GPU to select by."""
     device: str = ""
     """For people."""
+    products: tuple[str, ...] = ()
+    """Of whole GPUs: what a pod may get. An empty one is not known, as if it were any."""
 
     @property
     def identity(self) -> dict[str, str]:
@@ -40,7 +42,8 @@ class Resolved:
 
     def written(self, alternatives: str) -> str:
         """Returns the annotation's value."""
-        return json.dumps({"alternatives": alternatives, **vars(self)}, sort_keys=True, separators=(",", ":"))
+        fields = {name: value for name, value in vars(self).items() if name != "products" or value}  # an older one has none
+        return json.dumps({"alternatives": alternatives, **fields}, sort_keys=True, separators=(",", ":"))
 
 
 class Pin(NamedTuple):
@@ -55,7 +58,8 @@ def read_pin(text: str) -> Pin | None:
     try:
         found: Any = json.loads(text)
         names = ("resource", "profile", "product", "device")
-        resolved = Resolved(**{name: str(found.get(name, "")) for name in names}, labels=tuple(map(str, found.get("labels", ()))))
+        labels, products = (tuple(map(str, found.get(name, ()))) for name in ("labels", "products"))
+        resolved = Resolved(**{name: str(found.get(name, "")) for name in names}, labels=labels, products=products)
         return Pin(resolved, str(found["alternatives"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

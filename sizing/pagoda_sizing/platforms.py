@@ -8,6 +8,7 @@ reports: what fits here fits there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib import resources
 from typing import NamedTuple
@@ -109,6 +110,22 @@ def slices() -> Mapping[str, int]:
 def matches(word: str | None, label: str) -> bool:
     """Whether a word is the product label or whole words of it: H100, A100-SXM4 and 80GB are words of NVIDIA-A100-SXM4-80GB, 100 is not."""
     return word is None or f"-{word.lower()}-" in f"-{label.lower()}-"
+
+
+def unknown_product(word: str) -> str:
+    """Returns why a word names no GPU of the catalogue, with the nearest names; empty if it names one."""
+    if any(matches(word, product) for product in products()):
+        return ""
+    near = get_close_matches(word.upper(), _names(), n=3, cutoff=0.0)
+    return f"the catalogue has no GPU {word}; near names are {', '.join(_names()[one] for one in near)}"
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    """What people call products, by its capitals: H100, A100, A100-SXM4-80GB."""
+    short = [product.removeprefix("NVIDIA-").removeprefix("Tesla-") for product in products()]
+    models = [next(word for word in name.split("-") if any(map(str.isdigit, word))) for name in short]
+    return {name.upper(): name for name in (*models, *short)}
 
 
 def identify(labels: Mapping[str, str]) -> Known | None:

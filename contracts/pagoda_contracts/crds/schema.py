@@ -30,7 +30,7 @@ IN_WORDS: Final = {
 
 _KEEP: Final = (
     *("type", "description", "default", "enum", "format", "pattern", "minimum", "maximum", "minLength", "maxLength"),
-    *("minItems", "maxItems", "minProperties", "maxProperties", "required"),
+    *("minItems", "maxItems", "minProperties", "maxProperties", "required", "multipleOf"),
 )
 # Which model a schema was written from. Not its title: a field called `accelerator` has the title of the model Accelerator.
 _MODEL: Final = "x-pagoda-model"
@@ -115,6 +115,8 @@ class _Writer:
             out["enum"] = [raw["const"]]
         if raw.get("x-kubernetes-int-or-string"):
             return self._int_or_string(out, path)
+        if "type" not in raw and raw.get("x-kubernetes-preserve-unknown-fields"):
+            return out | self._map(raw, path)  # a number or a map: each bound holds for values of its own type only
         if message := IN_WORDS.get(out.get("pattern", "")):
             out["x-kubernetes-validations"] = [{"rule": f"self.matches(r'{out['pattern']}')", "message": message}]
         self._check_bounds(out, path)

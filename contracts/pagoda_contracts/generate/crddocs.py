@@ -75,10 +75,18 @@ def _type(field: dict[str, Any]) -> str:
         return "quantity"
     if "items" in field:
         return f"list of {field['items']['type']}"
+    if _is_union(field):
+        return "number or map"
     return "map" if "additionalProperties" in field else str(field["type"])
 
 
+def _is_union(field: dict[str, Any]) -> bool:
+    return "type" not in field and "additionalProperties" in field
+
+
 def _accepted(field: dict[str, Any]) -> str:
+    if _is_union(field):  # each value of the map is bounded as the number is
+        field = field["additionalProperties"]
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     of_text = field.get("items", {}).get("enum")

@@ -38,7 +38,8 @@ RULE_BROKEN: Final = "rule"
 """Type of the pydantic error that a broken rule raises; its context holds `field`."""
 
 
-def _broken(message: str, field: str) -> PydanticCustomError:
+def broken(message: str, field: str) -> PydanticCustomError:
+    """Returns the error that a refused value raises; `field`: below the value, empty for the value itself."""
     return PydanticCustomError(RULE_BROKEN, "{message}", {"message": message, "field": field})
 
 
@@ -60,7 +61,7 @@ def _check_unique(name: str, entries: Sequence[Any], keys: Any) -> None:
         mark = getattr(entry, keys[0]) if keys else entry
         if mark in seen:
             where = f" in {keys[0]}" if keys else ""
-            raise _broken(f"{name}: {mark!r} occurs twice; entries must differ{where}", name)
+            raise broken(f"{name}: {mark!r} occurs twice; entries must differ{where}", name)
         seen.add(mark)
 
 
@@ -75,9 +76,9 @@ class Model(BaseModel):
     def _obey_rules(self) -> Self:
         for rule in type(self).rules:
             if not rule.holds(self):
-                raise _broken(rule.message, rule.field)
+                raise broken(rule.message, rule.field)
         for name, alias, keys in _lists_without_repeats(type(self)):
-            _check_unique(alias, getattr(self, name), keys)
+            _check_unique(alias, getattr(self, name) or (), keys)
         return self
 
     def wire(self) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from pagoda_contracts.units import Duration, Quantity
 
 KINDS: Final = ("gpu", "mig", "dra", "cpu")
 
-Product = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")]
+MAX_PRODUCT: Final = 63
+PRODUCT_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"
+Product = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PRODUCT, pattern=PRODUCT_PATTERN)]
 # Never a list of known profiles: sizes differ per part (facts on MIG), and attributes come as +me, .me or -me.
 MigProfile = Annotated[str, StringConstraints(max_length=32, pattern=r"^[1-9][0-9]*g\.[1-9][0-9]*gb([.+-][a-z.]+)?$")]
 Selector = Annotated[str, StringConstraints(min_length=1, max_length=1024)]

@@ -5,9 +5,11 @@ The operator acts on `devices`. Gateways act on the rest, for requests with the 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, PlainValidator, StringConstraints, WithJsonSchema
 
 from pagoda_contracts.names import API_VERSION
 from pagoda_contracts.resources.meta import (
@@ -22,12 +24,58 @@ from pagoda_contracts.resources.meta import (
     Rule,
     ServedName,
     Subdomain,
+    broken,
 )
-from pagoda_contracts.resources.placement import MigProfile
+from pagoda_contracts.resources.placement import MAX_PRODUCT, PRODUCT_PATTERN, MigProfile, Product
 from pagoda_contracts.units import Duration, parse_duration
 
 Count = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
-Devices = Annotated[int, Field(ge=0, le=100_000)]
+MAX_DEVICES: Final = 100_000
+_MAX_PRODUCTS: Final = 32
+Devices = Annotated[int, Field(ge=0, le=MAX_DEVICES)]
+
+
+def _gpus(value: Any) -> int | dict[str, int]:
+    """A number, or a number for each product. The API server holds all of it but the form of products."""
+    if not isinstance(value, Mapping):
+        return _count(value, "")
+    if not 1 <= len(value) <= _MAX_PRODUCTS:
+        raise broken(f"must name 1 to {_MAX_PRODUCTS} products, got {len(value)}", "")
+    wrong = next((name for name in value if not re.fullmatch(PRODUCT_PATTERN, str(name)) or len(name) > MAX_PRODUCT), None)
+    if wrong is not None:
+        raise broken(f"{wrong!r} is not a product of GPUs; write a name such as H100 or A100-SXM4-80GB", "")
+    return {str(name): _count(count, str(name)) for name, count in value.items()}
+
+
+def _count(value: Any, field: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DEVICES:
+        what = f"a number of 0 to {MAX_DEVICES}" + ("" if field else ", or a map of products such as {H100: 8}")
+        raise broken(f"{field} must be {what}, got {value!r}".lstrip(), field)
+    return value
+
+
+Gpus = Annotated[
+    int | dict[str, int],
+    PlainValidator(_gpus),
+    WithJsonSchema(
+        {
+            # A schema has no union of a number and a map. Without a type, each bound holds for values of its own type: the last two refuse
+            # all texts and all lists.
+            "x-kubernetes-preserve-unknown-fields": True,
+            "minimum": 0,
+            "maximum": MAX_DEVICES,
+            "multipleOf": 1,
+            "minProperties": 1,
+            "maxProperties": _MAX_PRODUCTS,
+            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MAX_DEVICES},
+            "minLength": 1,
+            "maxLength": 0,
+            "minItems": 1,
+            "maxItems": 0,
+        }
+    ),
+]
+"""Caps of GPUs: of all, or by product."""
 
 
 class ApiKeysRef(Model):
@@ -92,7 +140,11 @@ class MigSlices(Model):
 class DeviceCaps(Model):
     """Devices that the tenant's replicas may hold together; starting and terminating ones count."""
 
-    gpus: Devices | None = Field(default=None, description="Whole GPUs at most.")
+    gpus: Gpus | None = Field(
+        default=None,
+        description="Whole GPUs at most: a number for all, or a number for each product, such as {H100: 8, L4: 16}. A product is a word of "
+        "the label nvidia.com/gpu.product. Products that the map does not name are not limited.",
+    )
     mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(
         default=(),
         description="MIG slices at most, by profile.",
@@ -176,6 +228,14 @@ class WindowUsage(Model):
     tokens_left: int | None = Field(default=None, ge=0, description="Tokens that may still be used.")
 
 
+class ProductUsage(Model):
+    """GPUs of one product."""
+
+    product: Product = Field(description="The product, as in spec.devices.gpus.")
+    used: Devices = Field(description="GPUs in use, and those that a starting replica may get.")
+    left: Devices = Field(description="GPUs that are left.")
+
+
 class Usage(Model):
     """What the tenant uses."""
 
@@ -183,7 +243,12 @@ class Usage(Model):
         default=None, description="Used of what is allowed in each window, in words."
     )
     windows: Annotated[tuple[WindowUsage, ...], Field(max_length=8)] = Field(default=(), description="Usage for each window.")
-    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs in use.")
+    gpus: int | None = Field(default=None, ge=0, description="Whole GPUs in use. Absent if they are not limited by one number.")
+    gpu_products: Annotated[tuple[ProductUsage, ...], Field(max_length=_MAX_PRODUCTS)] | None = Field(
+        default=None,
+        description="GPUs in use and left, by product. Absent if they are not limited by product.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["product"]},
+    )
     mig_slices: Annotated[tuple[MigSlices, ...], Field(max_length=32)] = Field(default=(), description="MIG slices in use, by profile.")
 
 
@@ -215,7 +280,7 @@ TENANT_QUOTA = Kind(
         Column("Weight", "integer", ".spec.weight", "Share among tenants that wait"),
         Column("Concurrency", "integer", ".spec.maxConcurrency", "Requests at the same time"),
         Column("Used", "string", ".status.usage.summary", "Used of what is allowed in the present windows"),
-        Column("GPUs", "integer", ".spec.devices.gpus", "Whole GPUs at most"),
+        Column("GPUs", "string", ".spec.devices.gpus", "Whole GPUs at most, of all or by product"),
         Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "In force"),
         Column("Age", "date", ".metadata.creationTimestamp", "Age"),
     ),

@@ -2,18 +2,23 @@
 
 Devices are whole GPUs and MIG slices by profile. A replica's own annotation names them, because its resources do not always: under MIG's
 single strategy a slice is requested as `nvidia.com/gpu`, and a resource claim names no device.
+
+A quota may cap GPUs by product. A replica's second annotation has the products that its pods may get. A replica counts for each cap that
+one of these may be, until its node tells which it is. What is not certain counts against growth, and takes nothing away.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from pagoda_contracts.names import (
     ANNOTATION_DEVICES,
+    ANNOTATION_PRODUCTS,
     ANNOTATION_WITH_SUCCESSOR,
     LABEL_ACCELERATOR,
     LABEL_REVISION,
@@ -23,12 +28,18 @@ from pagoda_contracts.names import (
 )
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_placement.values import Json
+from pagoda_sizing.platforms import matches
 
 Devices = Mapping[str, int]
-"""Word (`gpu`, `mig-1g.10gb`) → count; absent is 0."""
+"""Word (`gpu`, `mig-1g.10gb`) → count; absent is 0. `gpu:NVIDIA-L4|NVIDIA-L40S` repeats those of `gpu` whose product is one of these."""
+On = Callable[[str], str]
+"""Node → the product of its GPUs; empty if it is not known."""
 
 GPU: Final = "gpu"
 _MIG: Final = "mig-"
+_OF: Final = ":"
+_OR: Final = "|"
+_NO_LABEL: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _WORDS: Final = re.compile(r"(gpu|mig-[1-9][0-9]*g\.[1-9][0-9]*gb[.a-z-]*)=([1-9][0-9]{0,4})")
 _FINISHED: Final = ("Succeeded", "Failed")
 
@@ -48,13 +59,15 @@ class Grant:
 @dataclass(frozen=True)
 class Holding:
     """One Deployment's replicas. `leaving`: pods that end, or that its controller may be ending because there are more than `target`.
-    `extra`: whether one of them is the successor of an unhealthy replica."""
+    `extra`: whether one of them is the successor of an unhealthy replica. `nodes`: of pods that stay; `ending`: of pods that end."""
 
     name: str
     need: Devices
     target: int
     leaving: int = 0
     extra: bool = False
+    nodes: tuple[str, ...] = ()
+    ending: tuple[str, ...] = ()
 
     def charge(self, target: int | None = None) -> Devices:
         """The devices in use or on their way with this target. Pods that leave keep their devices until they are gone."""
@@ -65,6 +78,34 @@ class Holding:
         """The devices in use after all pods that leave are gone."""
         return times(self.need, self.target)
 
+    def uses(self, cap: str, on: On) -> int:
+        """At most so many devices that a cap counts are in use or on their way."""
+        there = self._known(cap, (*self.nodes, *self.ending), on)
+        return counted(self.need, cap) * max(self.target + self.leaving - there.count(False), there.count(True))
+
+    def stays(self, cap: str, on: On) -> int:
+        """At most so many of them are in use after all pods that leave are gone."""
+        apart = self._known(cap, self.nodes, on).count(False) - self._surplus
+        return counted(self.need, cap) * (self.target - min(self.target, max(0, apart)))
+
+    def surely_stays(self, cap: str, on: On) -> int:
+        """At least so many of them are."""
+        if is_certain(self.need, cap):
+            return counted(self.need, cap) * self.target
+        there = self._known(cap, self.nodes, on).count(True) - self._surplus
+        return counted(self.need, cap) * min(self.target, max(0, there))
+
+    @property
+    def _surplus(self) -> int:
+        """Pods on `nodes` that may be ending already."""
+        return max(0, self.leaving - len(self.ending))
+
+    def _known(self, cap: str, nodes: tuple[str, ...], on: On) -> list[bool]:
+        """Of each pod whose node tells its product, whether the cap counts it. Empty if the pods' template tells all."""
+        if is_certain(self.need, cap):
+            return []
+        return [True in _fits(found, cap) for found in map(on, nodes) if found]
+
 
 def holdings(deployments: Iterable[Json], pods: Iterable[Json]) -> tuple[Holding, ...]:
     """Returns what one service has. Pods of every owner of its name count, also those of a deleted service of the same name."""
@@ -72,17 +113,28 @@ def holdings(deployments: Iterable[Json], pods: Iterable[Json]) -> tuple[Holding
     mine = {mark_of(body["spec"]["template"]["metadata"]): body for body in deployments}
     orphans = [pod for pod in alive if mark_of(pod["metadata"]) not in mine]
     made = [_holding(body, [pod for pod in alive if mark_of(pod["metadata"]) == mark]) for mark, body in mine.items()]
-    return (*made, *(Holding(pod["metadata"]["name"], devices_of(pod["metadata"], pod.get("spec") or {}), 0, 1) for pod in orphans))
+    return (*made, *map(_orphan, orphans))
+
+
+def _orphan(pod: Json) -> Holding:
+    return Holding(pod["metadata"]["name"], devices_of(pod["metadata"], pod.get("spec") or {}), 0, 1, ending=tuple(_nodes([pod])))
 
 
 def _holding(deployment: Json, pods: list[Json]) -> Holding:
     """A pod above the target may be ending already, and a raised target would make another one beside it."""
     spec, meta = deployment["spec"], deployment["metadata"]
     target = 0 if "deletionTimestamp" in meta else int(spec.get("replicas", 1))
-    staying = sum("deletionTimestamp" not in pod["metadata"] for pod in pods)
+    ending = [pod for pod in pods if "deletionTimestamp" in pod["metadata"]]
+    staying = len(pods) - len(ending)
     leaving = len(pods) - min(staying, target)
     need = devices_of(spec["template"]["metadata"], spec["template"]["spec"])
-    return Holding(meta["name"], need, target, leaving, with_successor(meta, target))
+    nodes = tuple(_nodes(pod for pod in pods if pod not in ending))
+    return Holding(meta["name"], need, target, leaving, with_successor(meta, target), nodes, tuple(_nodes(ending)))
+
+
+def _nodes(pods: Iterable[Json]) -> Iterator[str]:
+    found = ((pod.get("spec") or {}).get("nodeName") for pod in pods)
+    return (str(node) for node in found if node)
 
 
 def with_successor(meta: Json, replicas: int) -> bool:
@@ -122,14 +174,65 @@ def needs(accelerator: Accelerator, resolved: str = "") -> Devices:
     return {slice_word(profile): 1} if profile else {}
 
 
+def of_product(product: str) -> str:
+    """Returns the word of a cap on a product's GPUs."""
+    return GPU + _OF + product
+
+
+def names_product(cap: str) -> bool:
+    """Whether a cap is on a product's GPUs."""
+    return _OF in cap
+
+
+def counted(need: Devices, cap: str) -> int:
+    """Returns how many devices that a cap counts one replica may get."""
+    if not names_product(cap):
+        return need.get(cap, 0)
+    return need.get(GPU, 0) if True in _fits(_products(need), cap) else 0
+
+
+def is_certain(need: Devices, cap: str) -> bool:
+    """Whether a replica gets nothing but what the cap counts, or nothing of it."""
+    return not names_product(cap) or len(_fits(_products(need), cap)) == 1
+
+
+def caps_of(words: Iterable[str]) -> Iterator[str]:
+    """Returns the caps that would count these devices, each product alone."""
+    for word in words:
+        kind, _, products = word.partition(_OF)
+        yield from map(of_product, products.split(_OR)) if products else (kind,)
+
+
+def _products(need: Devices) -> str:
+    return next((word.partition(_OF)[2] for word in need if _OF in word), "")
+
+
+@lru_cache(maxsize=1024)
+def _fits(products: str, cap: str) -> frozenset[bool]:
+    """Whether GPUs of these products are what the cap counts; without products both is possible."""
+    word = cap.partition(_OF)[2]
+    return frozenset(matches(word, one) for one in products.split(_OR)) if products else frozenset((True, False))
+
+
+def written_products(products: Iterable[str]) -> str:
+    """Returns the annotation's value; empty if the product of one is not known: then it may be any. Drivers may write spaces."""
+    found = [_NO_LABEL.sub("-", one) for one in products]
+    return _OR.join(found) if all(found) else ""
+
+
 def written(devices: Devices) -> str:
     """Returns the annotation's value."""
     return ",".join(f"{word}={count}" for word, count in sorted(devices.items()) if count)
 
 
 def devices_of(meta: Json, spec: Json) -> Devices:
-    """Returns the devices of a pod or a pod template: by its annotation, else by the devices that its containers request."""
-    said = (meta.get("annotations") or {}).get(ANNOTATION_DEVICES)
+    """Returns the devices of a pod or a pod template: by its annotations, else by the devices that its containers request."""
+    annotations = meta.get("annotations") or {}
+    devices, products = _devices_of(annotations.get(ANNOTATION_DEVICES), spec), annotations.get(ANNOTATION_PRODUCTS)
+    return {**devices, of_product(products): devices[GPU]} if products and devices.get(GPU) else devices
+
+
+def _devices_of(said: str | None, spec: Json) -> Devices:
     if said is not None and (found := _WORDS.findall(said)) and written(parsed := {word: int(count) for word, count in found}) == said:
         return parsed
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
@@ -163,4 +266,5 @@ def most(left: Devices, right: Devices) -> Devices:
 
 def spoken(word: str) -> str:
     """Returns the word for people."""
-    return "GPUs" if word == GPU else f"{word.removeprefix(_MIG)} slices"
+    kind, _, product = word.partition(_OF)
+    return f"{product} GPUs".lstrip() if kind == GPU else f"{word.removeprefix(_MIG)} slices"

@@ -15,10 +15,11 @@ from typing import Final
 from pagoda_contracts.names import LABEL_SERVICE
 from pagoda_placement.revision import Revision
 
-from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings
+from pagoda_operator.api.caps import Quota, of_namespace
+from pagoda_operator.api.quota import Grant, Holding, counted, devices_of, holdings, names_product
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed, Reader
 from pagoda_operator.decide.plan import Plan
-from pagoda_operator.decide.quota import Age, Ledger, Quota, of_namespace
+from pagoda_operator.decide.quota import Age, Ledger
 from pagoda_operator.decide.render.children import Manifest
 from pagoda_operator.decide.render.writes import Annotate, Apply, Create, Delete, Write
 from pagoda_operator.watch.kept import key_of
@@ -78,7 +79,13 @@ class Quotas:
         return key in self.ledger
 
     def _book(self, key: Key, found: Iterable[Holding], age: Age) -> None:
-        if self.ledger.settle(key, found, age, self.steady()):
+        quotas = of_namespace(self.quotas(), key.namespace) if self._short - {key} else ()
+        told = [quota for quota in quotas if any(map(names_product, quota.caps))]
+        before = [self.ledger.used(quota) for quota in told]
+        freed = self.ledger.settle(key, found, age, self.steady())
+        # A replica that might have been on a capped product is on another one.
+        apart = any(self.ledger.used(quota)[cap] < count for quota, used in zip(told, before, strict=True) for cap, count in used.items())
+        if freed or apart:
             for short in self._short - {key}:
                 self._requeue(short)
 
@@ -122,7 +129,9 @@ class Quotas:
         if self._sure:
             return found
         growing = [one for one in observed.holdings if not one.extra]
-        capped = {one.name: quota for one in growing for quota in quotas if quota.invalid or quota.caps.keys() & one.need}
+        capped = {
+            one.name: quota for one in growing for quota in quotas if quota.invalid or any(counted(one.need, cap) for cap in quota.caps)
+        }
         return {name: _PAUSED.format(quota.name) for name, quota in capped.items()} | found
 
     def admit(self, key: Key, observed: Observed, draft: Plan) -> Plan:

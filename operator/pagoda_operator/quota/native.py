@@ -3,6 +3,7 @@
 - It counts every pod of the namespace, not only replicas.
 - A cap on GPUs limits claims as well, but class by class: NVIDIA's two classes and those that the namespace's services name. So it is
   looser than the TenantQuota, never tighter. The TenantQuota's status says if the API server counts no claims (before 1.32 or without DRA).
+- It cannot distinguish products, so a cap on one has no native limit.
 - Slices of MIG strategy `single` are requested as GPUs. If the inventory has them, GPUs and such slices have one limit, their sum.
 
 It is owned by the TenantQuota, so that garbage collection removes it. Pure except for `ensure_resource_quota`.
@@ -28,9 +29,9 @@ from pagoda_contracts.names import (
 from pagoda_placement.inventory import Inventory
 from pagoda_placement.values import digest
 
-from pagoda_operator.api.quota import GPU, slice_word
+from pagoda_operator.api.caps import Quota
+from pagoda_operator.api.quota import GPU, names_product, slice_word
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
-from pagoda_operator.decide.quota import Quota
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
 from pagoda_operator.run.apply import Cluster, apply
@@ -51,7 +52,7 @@ class Native(NamedTuple):
 
 def manifest(quota: Quota, single: Collection[str], classes: Collection[str]) -> dict[str, Any]:
     """Limits extended resources by their requests, claims by their classes; `single`: slices that are requested as GPUs."""
-    slices = {word: count for word, count in sorted(quota.caps.items()) if word != GPU}
+    slices = {word: count for word, count in sorted(quota.caps.items()) if word != GPU and not names_product(word)}
     hard = {f"requests.{RESOURCE_MIG_PREFIX}{word.removeprefix('mig-')}": str(count) for word, count in slices.items()}
     if GPU in quota.caps:
         hard[f"requests.{RESOURCE_GPU}"] = str(quota.caps[GPU] + sum(count for word, count in slices.items() if word in single))
@@ -86,7 +87,7 @@ def singles(inventory: Inventory) -> frozenset[str]:
 async def ensure_resource_quota(cluster: Cluster, quota: Quota, single: frozenset[str]) -> Native:
     """Creates, updates or deletes the ResourceQuota."""
     made = [Child(RESOURCE_QUOTAS, body) for body in await cluster.list(RESOURCE_QUOTAS, "", f"{LABEL_TENANT_QUOTA_UID}={quota.meta.uid}")]
-    if not (quota.native and quota.caps and len(quota.namespaces) == 1):
+    if not (quota.native and not all(map(names_product, quota.caps)) and len(quota.namespaces) == 1):
         await apply(cluster, tuple(Delete(RESOURCE_QUOTAS, child) for child in made))
         return Native()
     namespace = min(quota.namespaces)

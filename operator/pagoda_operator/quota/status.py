@@ -7,21 +7,21 @@ within the present windows. A changed spec is answered within seconds, a changed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, RESOURCE_QUOTA_REFUSED, UNREADABLE
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.meta import Condition
-from pagoda_contracts.resources.tenant import MigSlices, TenantQuotaSpec, TenantQuotaStatus, Usage, WindowUsage
+from pagoda_contracts.resources.tenant import MigSlices, ProductUsage, TenantQuotaSpec, TenantQuotaStatus, Usage, WindowUsage
 from pagoda_placement.values import stamp
 from pydantic import ValidationError
 
+from pagoda_operator.api.caps import Quota
 from pagoda_operator.api.conditions import Conditions
-from pagoda_operator.api.quota import GPU, Devices, slice_word, spoken
+from pagoda_operator.api.quota import GPU, Devices, names_product, of_product, slice_word, spoken
 from pagoda_operator.api.state import QUOTAS
-from pagoda_operator.decide.quota import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import Native, ensure_resource_quota
 from pagoda_operator.quota.usage import QuotaUsages, summary
@@ -37,10 +37,12 @@ _Verdict = tuple[Reason, str]
 
 
 class Used(NamedTuple):
-    """Devices that are charged, and what gateways admitted within each window; None while no gateway has reported it."""
+    """Devices that are charged, what gateways admitted within each window (None while no gateway has reported it), and the caps that are
+    exceeded."""
 
     devices: Devices
     windows: tuple[WindowUsage, ...] | None
+    over: Sequence[str] = ()
 
 
 class StatusWriter:
@@ -77,7 +79,7 @@ class StatusWriter:
         native = await ensure_resource_quota(self._cluster, quota, self._single()) if not quota.invalid else Native()
         now = self._clock()
         windows = self._usages.of(quota.name, quota.spec, now.timestamp()) if quota.spec is not None else ()
-        used = Used(self._keeper.ledger.used(quota), windows)
+        used = Used(self._keeper.ledger.used(quota), windows, self._keeper.ledger.over(quota))
         wanted = status(quota, used, native, self._keys, stamp(now.timestamp()))
         if wanted != quota.status:
             await apply_status(self._cluster, QUOTAS, quota.meta, wanted)
@@ -87,7 +89,7 @@ def status(quota: Quota, used: Used, native: Native, keys: str, now: str) -> dic
     """The whole status on the wire; `native`: the state of the native ResourceQuota; `keys`: the namespace of API keys."""
     return TenantQuotaStatus(
         observed_generation=quota.meta.generation,
-        conditions=_conditions(quota, _verdict(quota, used.devices, native, keys), now),
+        conditions=_conditions(quota, _verdict(quota, used, native, keys), now),
         usage=_usage(quota, used),
     ).wire()
 
@@ -99,10 +101,18 @@ def _usage(quota: Quota, used: Used) -> Usage | None:
     slices = quota.spec.devices.mig_slices if quota.spec is not None and quota.spec.devices is not None else ()
     counts = tuple(MigSlices(profile=entry.profile, count=used.devices.get(slice_word(entry.profile), 0)) for entry in slices)
     limits = quota.spec.limits if quota.spec is not None else ()
-    return Usage(summary=summary(windows, limits), windows=windows, gpus=used.devices.get(GPU), mig_slices=counts)
+    caps = quota.spec.devices.gpus if quota.spec is not None and quota.spec.devices is not None else None
+    products = tuple(_product(name, cap, used.devices) for name, cap in caps.items()) if isinstance(caps, dict) else None
+    gpus = used.devices.get(GPU)
+    return Usage(summary=summary(windows, limits), windows=windows, gpus=gpus, gpu_products=products, mig_slices=counts)
 
 
-def _verdict(quota: Quota, used: Devices, native: Native, keys: str) -> _Verdict:
+def _product(name: str, cap: int, used: Devices) -> ProductUsage:
+    count = used.get(of_product(name), 0)
+    return ProductUsage(product=name, used=count, left=max(0, cap - count))
+
+
+def _verdict(quota: Quota, used: Used, native: Native, keys: str) -> _Verdict:
     if quota.spec is None:
         return UNREADABLE, f"{quota.invalid}. {_KEPT if quota.namespaces else _LIMITS_NONE}"
     if native.fault:
@@ -110,9 +120,8 @@ def _verdict(quota: Quota, used: Devices, native: Native, keys: str) -> _Verdict
     if idle := _not_enforced(quota.spec, keys):
         return NOT_ENFORCED, idle
     notes = "".join(f"; {note}" for note in _notes(quota, quota.spec, native))
-    over = [spoken(word) for word, cap in sorted(quota.caps.items()) if used.get(word, 0) > cap]
-    if over:
-        message = f"more {' and '.join(over)} are in use than allowed; the newest services give devices back{notes}"
+    if used.over:
+        message = f"more {' and '.join(map(spoken, used.over))} are in use than allowed; the newest services give devices back{notes}"
         return OVER_CAP, message
     return IN_FORCE, f"in force{notes}"
 
@@ -137,6 +146,8 @@ def _notes(quota: Quota, spec: TenantQuotaSpec, native: Native) -> Iterator[str]
         yield f"{' and '.join(twice)} are the same slices, so the smaller cap applies"
     if native.uncounted:
         yield f"the ResourceQuota does not count claims of {', '.join(native.uncounted)}: this API server counts no claims by class"
+    if quota.native and (products := sorted(spoken(cap) for cap in quota.caps if names_product(cap))):
+        yield f"the ResourceQuota does not limit {' and '.join(products)}: it cannot distinguish products"
     # A ResourceQuota cannot distinguish slices of MIG strategy single from GPUs.
     slices = " and ".join(map(spoken, native.as_gpus))
     if slices and GPU not in quota.caps:

@@ -197,6 +197,7 @@ def parts(made: Core, reflectors: Reflectors) -> list[Awaitable[None]]:
         made.lease.settled,
         of_class(settings.service_class, LABEL_SERVICE),
     )
+    quotas.ledger.on = lambda node: inventory().products.get(node, "")
     usages = QuotaUsages()
     status_writer = StatusWriter(made.cluster, quotas, _utc, lambda: singles(inventory()), settings.lease_namespace or "", usages=usages)
     events, owners = Recorder(made.cluster, settings.identity), made.triggers.name_owners

@@ -18,6 +18,7 @@ from pagoda_placement.nodes import parse_node
 from pagoda_placement.slices import parse_claim, parse_slice
 
 from pagoda_operator.api.adapters import parse_adapter, parse_namespace
+from pagoda_operator.api.caps import parse_quota
 from pagoda_operator.api.pods import by_scheduler
 from pagoda_operator.api.state import (
     ADAPTERS,
@@ -36,7 +37,6 @@ from pagoda_operator.api.state import (
     Key,
     Resource,
 )
-from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.decide.render.overlay import by_others
 from pagoda_operator.decide.status.profile import parse_profile
 

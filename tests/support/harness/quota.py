@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DEVICES, API_VERSION
+from pagoda_operator.api.caps import parse_quota
 from pagoda_operator.api.errors import Conflict
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, SERVICES, Json, Key, Resource
-from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.status import StatusWriter
 from pagoda_operator.quota.usage import QuotaUsages

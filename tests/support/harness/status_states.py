@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pagoda_contracts.name_owners import read_reserved
 from pagoda_contracts.names import ANNOTATION_DEVICES, API_VERSION
+from pagoda_operator.api.caps import parse_quota
 from pagoda_operator.api.errors import ClusterError, Denied, Refused
 from pagoda_operator.api.state import (
     CONFIG_MAPS,
@@ -21,7 +22,6 @@ from pagoda_operator.api.state import (
     QUOTAS,
     SERVICES,
 )
-from pagoda_operator.decide.quota import parse_quota
 from pagoda_operator.quota.keeper import Quotas
 from support.harness.fake_daemons import FakeDaemons
 from support.harness.harness import Harness

@@ -84,6 +84,24 @@ def test_what_will_be_refused_or_change_nothing_is_noted_beforehand(ask, file, c
     assert len(json.loads(ask(name, "--json")[1])["notes"]) == 1
 
 
+QUOTA = """apiVersion: serving.pagoda.dev/v1alpha1
+kind: TenantQuota
+metadata: {name: team}
+spec:
+  subjects: {namespaces: [team]}
+  devices:
+    gpus: {H100: 8, H1000: 1}
+"""
+
+
+def test_a_product_that_the_catalogue_does_not_know_is_noted_beforehand(ask, file):
+    name = file(QUOTA)
+    note = f"note: {name}:7: TenantQuota/team: spec.devices.gpus.H1000: refused: the catalogue has no GPU H1000; near names are H100, "
+    code, out, _ = ask(name)
+    assert (code, out.splitlines()[1].startswith(note)) == (0, True)
+    assert ask(file(QUOTA.replace("H1000", "L4")))[1] == "TenantQuota/team: valid\n"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "path"),
     [

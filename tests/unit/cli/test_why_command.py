@@ -69,7 +69,11 @@ QUOTAS = [
         "metadata": {"name": "blue"},
         "spec": {"subjects": {"namespaces": ["team"]}},
         "status": {
-            "usage": {"gpus": 8, "mig": {"3g.40gb": 2}},
+            "usage": {
+                "gpus": 8,
+                "gpuProducts": [{"product": "L4", "used": 3, "left": 1}],
+                "migSlices": [{"profile": "3g.40gb", "count": 2}],
+            },
             "conditions": [
                 {"type": "Ready", "status": "True", "reason": "Exhausted", "message": "8 of 8 GPUs are charged", "lastTransitionTime": WHEN}
             ],
@@ -137,7 +141,7 @@ def test_it_prints_all_that_the_operator_said(ask, cluster):
         "  chat-a: Ready at 2026-01-01T10:01:15Z, after 75 s",
         "    scheduled 2 s, image 18 s, fetch 40 s, load 11 s, warm 4 s",
         "quota",
-        "  blue: gpus 8, mig.3g.40gb 2",
+        "  blue: gpus 8, gpuProducts.L4 used 3, left 1, migSlices.3g.40gb count 2",
         "    Exhausted: 8 of 8 GPUs are charged",
     ]
 

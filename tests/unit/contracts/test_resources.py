@@ -150,8 +150,14 @@ WIDENS = {
 }
 
 
+def for_numbers(schema):
+    """Of a schema for a number or a map: its other bounds hold for what is not a number."""
+    return {"type": "integer"} | {word: schema[word] for word in ("minimum", "maximum")}
+
+
 def narrowed(before, now, path):
     """Where an object of before, or a reader of before, may fail now."""
+    now = for_numbers(now) if before.get("type") == "integer" and "type" not in now else now
     yield from (f"{path}: {word} {before.get(word)} -> {now.get(word)}" for word in EXACT if before.get(word) != now.get(word))
     for word, sign in WIDENS.items():
         if word in now and (word not in before or (now[word] - before[word]) * sign < 0):

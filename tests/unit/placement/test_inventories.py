@@ -8,7 +8,7 @@ import pytest
 from pagoda_placement.inventory import Inventory
 from pagoda_placement.place import alternatives, place
 from pagoda_placement.question import Run
-from pagoda_placement.result import Pin
+from pagoda_placement.result import Pin, read_pin
 from pagoda_placement.revision import identify
 from pagoda_placement.terms import Terms
 from support.harness.inventories import (
@@ -501,6 +501,27 @@ def test_a_cache_of_a_given_size_counts_instead_of_requests():
     assert small.status.rejected[0].why == "mig-2g.20gb: kvCache.size 1Gi holds 2 of 8 requests at 4,096 tokens"
     refused = place(question(there, spec(mig("1g.10gb"), kvCache={"size": "1Gi"})))
     assert "weights + 1Gi of KV cache" in refused.why_none
+
+
+@pytest.mark.parametrize(
+    ("entry", "products"),
+    [
+        (gpu(), (A100_80.product, H100.product)),
+        (gpu("80GB"), (A100_80.product, H100.product)),
+        (gpu("H100"), (H100.product,)),
+        (gpu("L40S"), ("NVIDIA-L40S",)),  # of a node pool without nodes
+        (mig("3g.40gb"), ()),
+        (dra_of("gpu.nvidia.com"), (H100.product,)),
+    ],
+)
+def test_what_a_pod_may_get_is_told_by_product_and_kept_with_its_revision(entry, products):
+    there = inventory(H100_MIXED, node("b", A100_80, whole(8)), slices=(resource_slice("a", H100, whole(8)),))
+    placed = place(question(there, spec(entry)))
+    assert placed.resolved.products == products
+    written = placed.resolved.written("x")
+    assert read_pin(written).resolved == placed.resolved
+    assert ("products" in written) == bool(products), "an older revision's is read and written as it was"
+    assert there.products == {"a": H100.product, "b": A100_80.product}
 
 
 def test_without_a_limit_a_request_counts_as_four_thousand_tokens():

@@ -16,6 +16,7 @@ from pagoda_contracts.launch import AdaptersConfig, AuthConfig, DaemonConfig, En
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICES,
+    ANNOTATION_PRODUCTS,
     CLIENT_KEYS_DIR,
     CLIENT_KEYS_KEY,
     CONTAINER_DAEMON,
@@ -49,7 +50,7 @@ from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.quota import needs
+from pagoda_operator.api.quota import GPU, needs, written_products
 from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
 from pagoda_operator.decide.render import devices, fetch, host
@@ -242,8 +243,10 @@ def _fixed(inputs: Inputs) -> dict[str, Any]:
         "containers": [_daemon(inputs)],
         **fetch.account(inputs.spec.model),
     }
-    charged = written_devices(needs(inputs.accelerator, inputs.resolved.profile))
-    annotations = {"annotations": {ANNOTATION_DEVICES: charged}} if charged else {}
+    needed = needs(inputs.accelerator, inputs.resolved.profile)
+    products = written_products(inputs.resolved.products) if GPU in needed else ""
+    charged = {ANNOTATION_DEVICES: written_devices(needed)} | ({ANNOTATION_PRODUCTS: products} if products else {})
+    annotations = {"annotations": charged} if needed else {}
     claim = {"claimName": fetch.claim(inputs.spec.model.uri), "readOnly": True}
     mounted = {"volumes": [{"name": "model", "persistentVolumeClaim": claim}]}
     if not fetched(inputs.spec):

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.names import ANNOTATION_DEVICES, LABEL_CLASS, LABEL_SERVICE, of_class
 from pagoda_contracts.resources.placement import Accelerator
+from pagoda_operator.api.caps import Quota
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings, needs, written
 from pagoda_operator.api.signals import Decision, Recommendation
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
 from pagoda_operator.decide.plan import plan
-from pagoda_operator.decide.quota import Age, Ledger, Quota
+from pagoda_operator.decide.quota import Age, Ledger
 from pagoda_operator.decide.render.writes import Create
 from pagoda_operator.decide.status.status import status
 from pagoda_operator.quota.keeper import Quotas

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda_operator.decide.quota import Quota
+from pagoda_operator.api.caps import Quota
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.run.dependencies import Dependencies
 from support.harness.inventories import H100, TINY, cut, inventory, mig, node

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PRODUCTS
 from pagoda_contracts.resources.effect import ignored_fields
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -24,13 +26,15 @@ LABEL = {"nvidia.com/gpu": Resolved("nvidia.com/gpu"), "slice": Resolved("nvidia
 HUB = {"uri": "hf://org/name"}
 
 
-def rendered(entry, resolved=LABEL["nvidia.com/gpu"], *, profile=None, weights=16 << 30, **spec):
+def rendered(*args, **more):
+    return template_of(*args, **more)["spec"]
+
+
+def template_of(entry, resolved=LABEL["nvidia.com/gpu"], *, profile=None, weights=16 << 30, **spec):
     parsed = InferenceServiceSpec.model_validate({"model": {"uri": "pvc://models"}, "accelerators": [entry]} | spec)
     made = ServingProfileSpec.model_validate(profile or default_profile()["spec"])
     where = parsed.accelerators[0]
-    return pod_template(Inputs(Key("ns", "tiny"), identify("tiny", parsed, where), parsed, where, made, LABELS, None, resolved, weights))[
-        "spec"
-    ]
+    return pod_template(Inputs(Key("ns", "tiny"), identify("tiny", parsed, where), parsed, where, made, LABELS, None, resolved, weights))
 
 
 def requests(spec):
@@ -166,6 +170,23 @@ def test_a_replica_with_one_gpu_prefers_nodes_in_use_and_others_do_not():
     assert {"key": "serving.pagoda.dev/service-uid", "operator": "NotIn", "values": ["uid"]} in selects
     assert "podAffinity" not in rendered(gpu(count=2)).get("affinity", {})
     assert "podAffinity" not in rendered(CPU).get("affinity", {})
+
+
+@pytest.mark.parametrize(
+    ("entry", "products", "written"),
+    [
+        (gpu(), ("NVIDIA-L4",), "NVIDIA-L4"),
+        (gpu(), ("NVIDIA H200 NVL", "NVIDIA-L4"), "NVIDIA-H200-NVL|NVIDIA-L4"),
+        (gpu(), ("", "NVIDIA-L4"), None),
+        (gpu(), (), None),
+        (mig("1g.10gb"), ("NVIDIA-L4",), None),
+    ],
+)
+def test_a_replica_says_which_products_it_may_get_if_all_are_known(entry, products, written):
+    kind = LABEL["nvidia.com/gpu" if "gpu" in entry else "slice"]
+    annotations = template_of(entry, replace(kind, products=products))["metadata"]["annotations"]
+    assert annotations.get(ANNOTATION_PRODUCTS) == written
+    assert annotations[ANNOTATION_DEVICES] == ("gpu=1" if "gpu" in entry else "mig-1g.10gb=1")
 
 
 def test_tolerations_of_vendors_taints_are_added_to_what_is_said_and_not_on_cpu():
