@@ -11,7 +11,7 @@ from typing import Any, Final
 from pagoda_contracts.crds.validation import judge
 from pagoda_contracts.crds.yamltext import dump_yaml
 from pagoda_contracts.names import API_VERSION, MAX_SERVICE_NAME
-from pagoda_sizing.devices import Device
+from pagoda_sizing.devices import CPU, Device
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Verdict
 from pagoda_sizing.platforms import products
@@ -20,7 +20,6 @@ from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import Found
 from pagoda_cli.plan_text import Offer, fitting
 
-_CPU: Final = "cpu"
 _CORES: Final = 32  # of the catalogue's CPU
 _OTHERS: Final = 3
 _WIDTH: Final = 120
@@ -61,7 +60,7 @@ def _unusable(offer: Offer, ask: Ask) -> str:
 
 def runs(device: Device, quantisation: str) -> bool:
     """Whether a daemon runs weights of this format on a device."""
-    return quantisation == "bf16" or (quantisation == "int8" and device.name == _CPU)
+    return quantisation == "bf16" or (quantisation == "int8" and device.name == CPU)
 
 
 def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:
@@ -73,7 +72,7 @@ def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str
 
 
 def _has_daemon(offer: Offer) -> bool:
-    return offer.device.name == _CPU or offer.device.product.partition("-MIG-")[0] in products()
+    return offer.device.name == CPU or offer.device.product.partition("-MIG-")[0] in products()
 
 
 def service_name(text: str) -> str:
@@ -99,7 +98,7 @@ def _document(asked: Asked, offer: Offer) -> dict[str, Any]:
 
 def _accelerator(offer: Offer) -> dict[str, Any]:
     device = offer.device
-    if device.name == _CPU:
+    if device.name == CPU:
         return {"cpu": {"cores": f"{_CORES}", "memory": f"{device.memory_bytes // 10**9}G"}}
     # Words of the label are enough, and some clusters leave the vendor out.
     word = device.product.removeprefix("NVIDIA-")

@@ -5,7 +5,7 @@ It lives in a ConfigMap under `names.DAEMON_CONFIG_KEY`. Fields are only added; 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -47,6 +47,15 @@ ToolParser = Literal[
 ReasoningParser = Literal["deepseek_r1", "deepseek_v3", "qwen3", "glm45", "granite", "mistral", "openai_gptoss", "none"]
 
 
+_CPU_TOKENS: Final = 512
+_CUDA_TOKENS: Final = 2048  # 512 tokens of prompts leave most of a GPU idle
+
+
+def token_budget(asked: int | None, *, cuda: bool) -> int:
+    """Tokens of a step: as asked, else what suits the device. Daemon, operator and sizing count by this."""
+    return asked or (_CUDA_TOKENS if cuda else _CPU_TOKENS)
+
+
 class ModelConfig(_Section):
     """Where the model's files are in the pod, and the names it answers to."""
 
@@ -60,7 +69,11 @@ class EngineConfig(_Section):
 
     max_model_len: int | None = Field(default=None, description="Longest prompt plus answer, in tokens. Default: the model's limit.")
     max_concurrency: int = Field(default=64, description="Requests that decode at the same time.")
-    token_budget: int = Field(default=512, ge=16, description="Tokens computed per step: all decodes first, then prefill chunks.")
+    token_budget: int = Field(
+        default=_CPU_TOKENS,
+        ge=16,
+        description=f"Tokens computed per step: all decodes first, then prefill chunks. Absent on a GPU: {_CUDA_TOKENS}.",
+    )
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Type of weights, activations and KV.")
     device: Literal["auto", "cpu", "cuda"] | None = Field(
         default=None, description="Where weights and KV live. auto (default) is cuda if the container has one, else cpu."
@@ -91,6 +104,11 @@ class EngineConfig(_Section):
     )
     cpu_offload_bytes: int | None = _later("Host memory for evicted blocks, in bytes.")
     tensor_parallel: int | None = _later("Devices over which each layer is spread.")
+
+    def at(self, *, cuda: bool) -> Self:
+        """With the token budget that suits the device, if none was set."""
+        asked = self.token_budget if "token_budget" in self.model_fields_set else None
+        return self.model_copy(update={"token_budget": token_budget(asked, cuda=cuda)})
 
 
 class AdapterModule(_Section):

@@ -20,6 +20,8 @@ from pagoda_sizing.errors import UnknownDevice
 GB: Final = 10**9
 GIB: Final = 1 << 30
 TERA: Final = 10**12
+CPU: Final = "cpu"
+"""The one device that is none."""
 
 
 class _Frozen(BaseModel):

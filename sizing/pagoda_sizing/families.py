@@ -83,6 +83,7 @@ def _decoder(kind: str, family: Family, config: Config) -> Model:
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     attention = _attention(family, config, hidden)
     dense_mlp, experts, routers, routing = _mlp(config, hidden, layers)
+    inner = config.number("intermediate_size")
     vocabulary = config.number("vocab_size") * hidden
     width = (attention.heads + 2 * attention.kv_heads) * attention.query_dim
     projections = hidden * (width + attention.heads * attention.query_dim)
@@ -101,6 +102,7 @@ def _decoder(kind: str, family: Family, config: Config) -> Model:
         attention=attention,
         windows=family.windows(config, layers),
         experts=routing,
+        mlp_width=routing.per_token * (hidden + (config.optional("moe_intermediate_size") or inner)) if routing else inner,
     )
 
 

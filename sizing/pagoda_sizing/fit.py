@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from pagoda_sizing.devices import Device, profiles_of
+from pagoda_contracts.launch import token_budget
+
+from pagoda_sizing.devices import CPU, Device, profiles_of
 from pagoda_sizing.errors import Impossible, positive
 from pagoda_sizing.host import DEVICE_CONTEXT, Launch, cache_in, step_bytes, with_cache
 from pagoda_sizing.model import Model
@@ -35,11 +37,13 @@ class Demand:
     """Of weights that are not quantised, and of the cache in kv_dtype bf16."""
     cache_bytes: int | None = None
     """A size that was given for the whole cache."""
+    tokens: int | None = None
+    """Of a step. None: as many as suit the device."""
 
-    @property
-    def launch(self) -> Launch:
+    def launch(self, device: Device) -> Launch:
         """What the daemon is started with."""
-        return Launch(self.quantisation, self.item_bytes, self.context, self.cache_bytes, max(self.concurrency, self.ceiling or 0))
+        rows, tokens = max(self.concurrency, self.ceiling or 0), token_budget(self.tokens, cuda=device.name != CPU)
+        return Launch(self.quantisation, self.item_bytes, self.context, self.cache_bytes, rows, tokens)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def fit(model: Model, device: Device, demand: Demand, degree: int = 1) -> Fit:
     check_degree(model, device, degree)
     wide = demand.item_bytes // 2
     weights = -(-model.weight_bytes(demand.quantisation) * (wide if demand.quantisation == "bf16" else 1) // degree)
-    fixed = weights + DEVICE_CONTEXT + step_bytes(model, demand.launch)
+    fixed = weights + DEVICE_CONTEXT + step_bytes(model, demand.launch(device))
     free, per_request = device.memory_bytes - fixed, kv_bytes_per_rank(model, demand, degree) * wide
     cache = cache_in(free, demand.cache_bytes)
     return Fit(

@@ -2,7 +2,7 @@
 Called by `fit` and `replica`.
 
 The daemon's own inequality (`runner/kv_size.py`), as far as a shape tells its terms: never more than what the daemon asks for, so
-that nothing is refused beforehand that would start. The width of an MLP is not known here, nor what its processes take.
+that nothing is refused beforehand that would start. What its processes take is not known here.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _weights(model: Model, launch: Launch) -> int:
 def step_bytes(model: Model, launch: Launch) -> int:
     """What a step takes at most, whatever the cache holds."""
     attention, tokens, item = model.attention, launch.tokens, launch.item_bytes
-    activations = 4 * tokens * (4 * model.hidden + 3 * (attention.heads + 2 * attention.kv_heads) * attention.query_dim)
+    widest = max((attention.heads + 2 * attention.kv_heads) * attention.query_dim, model.mlp_width)
+    activations = 4 * tokens * (4 * model.hidden + 3 * widest)
     vocabulary, rows = model.parameters.embedding // model.hidden, min(launch.concurrency, tokens)
     logits = item * tokens * vocabulary + max(rows * vocabulary * _SAMPLER_BYTES, min(tokens * vocabulary, _SLICE) * _SCORED_BYTES)
     per_token = tokens * (item + 2) + 2 * attention.query_dim * item * (1 + attention.kv_heads)

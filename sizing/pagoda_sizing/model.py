@@ -74,6 +74,8 @@ class Model:
     windows: tuple[int | None, ...]
     """Per layer: the sliding window in tokens, or None for full attention."""
     experts: Experts | None = None
+    mlp_width: int = 0
+    """What a token is at its widest in an MLP, of all its experts together; 0 if unknown."""
     decodes: bool = True
     """False for encoders (BERT-like): no KV cache, no decode step."""
 

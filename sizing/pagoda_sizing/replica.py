@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from pagoda_contracts.launch import EngineConfig
 from pagoda_contracts.names import CONTAINER_DAEMON, CONTAINER_FETCH
 from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
@@ -68,9 +67,8 @@ class Requirement:
         """Requests that must fit at the same time."""
         return self.engine.min_concurrency or (self.engine.max_concurrency if self.promised else 1)
 
-    @property
-    def launch(self) -> Launch:
-        """What the daemon is started with."""
+    def launch(self, *, cuda: bool) -> Launch:
+        """What the daemon is started with, on a device or on CPU."""
         engine, size = self.engine, self.engine.kv_cache.size
         return Launch(
             quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
@@ -78,22 +76,21 @@ class Requirement:
             context=engine.max_model_len,
             cache_bytes=int(parse_quantity(size)) if size else None,
             concurrency=engine.max_concurrency,
-            tokens=EngineConfig().token_budget,
+            tokens=engine.tokens(cuda=cuda),
         )
 
     @property
     def context(self) -> int:
         """Tokens of one request."""
-        return self.launch.context_of(self.model)
+        return self.launch(cuda=False).context_of(self.model)
 
 
 def on_device(required: Requirement, memory: int) -> Judged:
     """The verdict on a device with so much memory."""
-    share, launch = required.engine.kv_cache.memory_fraction, required.launch
+    share, launch = required.engine.kv_cache.memory_fraction, required.launch(cuda=True)
     memory = memory if share is None else int(memory * share)
-    demand = Demand(
-        required.context, required.demanded, launch.quantisation, _KV, launch.concurrency, launch.item_bytes, launch.cache_bytes
-    )
+    size = launch.item_bytes, launch.cache_bytes, launch.tokens
+    demand = Demand(required.context, required.demanded, launch.quantisation, _KV, launch.concurrency, *size)
     try:
         # `fit` reads only a device's memory; rates are for times and prices.
         found = fit(required.model, Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), ""), demand)
@@ -112,7 +109,7 @@ def on_device(required: Requirement, memory: int) -> Judged:
 
 def on_cpu(required: Requirement, memory: int) -> Judged:
     """The verdict on CPU, where `memoryFraction` is ignored. The number of requests is not told: only the least memory is known."""
-    least = least_memory(required.model, required.launch, required.demanded)
+    least = least_memory(required.model, required.launch(cuda=False), required.demanded)
     if least <= memory:
         return Judged()
     return Judged(f"needs {tenths(least, up=True)} for weights + {_cache(required)}, has {tenths(memory)}")
@@ -125,8 +122,9 @@ def too_little(container: str, limit: float) -> str:
 
 
 def _cache(required: Requirement) -> str:
-    size = required.engine.kv_cache.size
-    return f"{size} of KV cache" if size else _requests(required)
+    size, tokens = required.engine.kv_cache.size, required.engine.token_budget
+    step = f"a step of {tokens:,} tokens + " if tokens else ""
+    return step + (f"{size} of KV cache" if size else _requests(required))
 
 
 def _requests(required: Requirement) -> str:

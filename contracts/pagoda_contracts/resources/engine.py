@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pagoda_contracts.launch import ToolParser
+from pagoda_contracts.launch import ToolParser, token_budget
 from pagoda_contracts.resources.meta import Model, Rule
 from pagoda_contracts.units import Duration, Quantity, parse_duration
 
@@ -59,6 +59,11 @@ class EngineSpec(Model):
         description="Requests of full length that a replica's KV cache must hold at the same time. Devices that hold fewer are rejected. "
         "If absent, 1; with spec.slo, maxConcurrency.",
     )
+    token_budget: Annotated[int, Field(ge=16, le=131_072)] | None = Field(
+        default=None,
+        description="Tokens that are computed per step, at least maxConcurrency: all requests that decode, then parts of prompts. "
+        "Placement counts the memory of such a step. If absent, 512 on CPU and 2048 on devices.",
+    )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", description="Weights and activations; auto is bfloat16.")
     kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
     quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
@@ -95,3 +100,7 @@ class EngineSpec(Model):
             "loadTimeout",
         ),
     )
+
+    def tokens(self, *, cuda: bool) -> int:
+        """Tokens of a step, on a device or on CPU."""
+        return token_budget(self.token_budget, cuda=cuda)

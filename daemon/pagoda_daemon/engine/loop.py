@@ -185,7 +185,7 @@ class Engine:
                 self._lose(self._state, outcome)
 
     def _open(self, limits: WorkerLimits, adapters: AdapterStore | None) -> None:
-        config = self._config
+        config = self._config.at(cuda=bool(limits.device))
         caching = config.prefix_caching is not False
         self._state = State(Limits.of(limits, config.max_concurrency, config.token_budget, prefix_caching=caching))
         if self._events is not None:

@@ -85,8 +85,8 @@ def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) ->
 
 def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuWorker:
     """Read the model, size the pool, capture the graphs; PermanentError where no restart would help."""
-    directory, engine, place = Path(config.model.path), config.engine, place_of(config.engine.device)
-    spec, host = read_spec(directory), Host()
+    directory, place, host = Path(config.model.path), place_of(config.engine.device), Host()
+    spec, engine = read_spec(directory), config.engine.at(cuda=place.type == "cuda")
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
     size, memory = weight_bytes(spec, _DTYPE) + _adapters_bytes(config, spec), memory_at(place, host)

@@ -49,7 +49,7 @@ class OwnEngine:
         config, path = self._config.model_copy(update={"listen": listen}), folder / DAEMON_CONFIG_KEY
         addresses = wires(folder)
         try:
-            path.write_text(config.model_dump_json(by_alias=True, exclude_none=True))
+            path.write_text(config.model_dump_json(by_alias=True, exclude_none=True, exclude_unset=True))
             self._process = start_engine(path, addresses)
         except OSError as error:
             raise NotStarted(f"{path}: {error.strerror}") from error

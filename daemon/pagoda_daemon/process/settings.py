@@ -77,7 +77,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Set
     if arguments.command == "serve":
         config = stand_alone.config_of(arguments, environ)
         path = Path(config.listen.run_dir) / DAEMON_CONFIG_KEY
-        _write(path, config.model_dump_json(by_alias=True, exclude_none=True))
+        _write(path, config.model_dump_json(by_alias=True, exclude_none=True, exclude_unset=True))
     else:
         path = arguments.config or _DEFAULT
         config = _read(path)

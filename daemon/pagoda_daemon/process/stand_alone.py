@@ -92,7 +92,7 @@ FLAGS: Final = (
     Flag("--device", "engine.device", "where to compute (default: auto)", choices=("auto", "cpu", "cuda")),
     Flag("--max-model-len", "engine.maxModelLen", "longest context in tokens, 32k is 32,768 (default: the model's)", tokens),
     Flag("--max-num-seqs", "engine.maxConcurrency", "requests that decode together (default: 64)", int),
-    Flag("--max-num-batched-tokens", "engine.tokenBudget", "tokens computed per step (default: 512)", int),
+    Flag("--max-num-batched-tokens", "engine.tokenBudget", "tokens computed per step (default: 512, on a GPU 2048)", int),
     Flag("--block-size", "engine.blockSize", "tokens of a KV block: 16, 32 or 64 (default: 16)", block),
     Flag("--kv-cache-memory-bytes", "engine.kvBytes", "memory for KV blocks such as 4Gi (default: what is left)", size),
     Flag("--gpu-memory-utilization", "engine.kvMemoryFraction", "share of all memory for weights, steps and KV, on CPU too", float),

@@ -57,6 +57,7 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
     spec, place = read_spec(directory), place_of(engine.device)
+    engine = engine.at(cuda=place.type == "cuda")
     why = _not_native(spec, engine, place)
     if lora is not None and engine.deterministic and why is not None:
         raise ConfigRejected(f"engine.deterministic and adapters need the CPU's native ops to be used together: {why}")

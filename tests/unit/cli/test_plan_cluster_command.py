@@ -82,7 +82,7 @@ def test_each_entry_has_its_room_or_its_reason(ask):
     assert lines[0].startswith("service team/llama: WaitingForCapacity: waiting for gpu[1] since ")
     assert lines[0].endswith("Z the next entry is chosen")
     assert lines[1:] == [
-        "  mig[0]: never: mig-1g.10gb: needs 16.4 GiB for weights + 1 request at 4,096 tokens, has 9.8 GiB",
+        "  mig[0]: never: mig-1g.10gb: needs 17.2 GiB for weights + 1 request at 4,096 tokens, has 9.8 GiB",
         "  gpu[1]: no room now: NVIDIA-A100-SXM4-80GB: all 2 devices are in use",
         "  gpu[2]: NVIDIA-H100-80GB-HBM3, 79.6 GiB: room for 1 replica, each with 8 requests of full length",
         "  cpu[3]: fits; the scheduler finds the node",

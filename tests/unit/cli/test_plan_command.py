@@ -63,8 +63,8 @@ def test_devices_that_do_not_fit_are_a_line_for_each_reason(ask):
         "only several of them together",
     ]
     assert "a10, a10g, a30, l4, l40s" in reasons[1]
-    assert reasons[1].endswith("(l40s: weights and reserve, 71.6 GB, exceed 48.0 GB on each of 2)")
-    assert reasons[2].endswith("(rtxpro6000: KV cache for 16 needs 21.5 GB, 19.5 GB is free: at most 14 on each of 2)")
+    assert reasons[1].endswith("(l40s: weights and reserve, 72.9 GB, exceed 48.0 GB on each of 2)")
+    assert reasons[2].endswith("(rtxpro6000: KV cache for 16 needs 21.5 GB, 18.5 GB is free: at most 13 on each of 2)")
     assert reasons[3].startswith("  too slow: h200, cpu (h200: ttft ")
     assert reasons[4].startswith("  only several of them together: b200, b300, mi300x (b300: a replica computes on one device, because ")
 
@@ -72,7 +72,7 @@ def test_devices_that_do_not_fit_are_a_line_for_each_reason(ask):
 def test_a_device_that_is_named_shows_each_of_its_forms(ask):
     _, out, _ = ask("plan", "hf://meta-llama/Llama-3.1-8B", "--device", "h100")
     assert [cells[0] for cells in rows(out)] == ["h100:1g.20gb", "h100:2g.20gb", "h100:3g.40gb", "h100:4g.40gb", "h100", "h100:7g.80gb"]
-    assert "1 of 7 do not fit:\n  too little memory: h100:1g.10gb: weights and reserve, 17.6 GB, exceed 10.0 GB\n" in out
+    assert "1 of 7 do not fit:\n  too little memory: h100:1g.10gb: weights and reserve, 18.5 GB, exceed 10.0 GB\n" in out
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_json_says_the_verdict_its_reason_and_the_predictions(ask, llama8b):
     _, out, _ = ask("plan", "--model", llama8b, "--device", "h100:1g.10gb", "--device", "h100:3g.40gb", "--concurrency", "4", "--json")
     small, large = json.loads(out)["devices"]
     assert (small["verdict"], small["tokens_per_s"]) == ("no", None)
-    assert small["why"] == "weights and reserve, 17.0 GB, exceed 10.0 GB"
+    assert small["why"] == "weights and reserve, 17.8 GB, exceed 10.0 GB"
     assert (large["verdict"], large["why"], large["concurrency"]) == ("fits", "", 4)
     assert all(large[key] > 0 for key in ("ttft_ms", "tpot_ms", "tokens_per_s", "dollars_per_million", "max_concurrency"))
     assert large["tokens_per_s"] == pytest.approx(4 / (large["tpot_ms"] / 1000))

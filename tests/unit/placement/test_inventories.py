@@ -92,7 +92,7 @@ ROWS = [
         inventory(node("a", H100, whole(8))),
         spec(gpu("H100"), model=LLAMA70),
         None,
-        why=("NVIDIA-H100-80GB-HBM3: needs 144.8 GiB for weights + 8 requests at 4,096 tokens, has 79.6 GiB",),
+        why=("NVIDIA-H100-80GB-HBM3: needs 146.0 GiB for weights + 8 requests at 4,096 tokens, has 79.6 GiB",),
     ),
     Row(
         "a B200 holds what an H100 cannot",
@@ -100,7 +100,7 @@ ROWS = [
         spec(gpu(), model=LLAMA70),
         "gpu[0]",
         "NVIDIA-B200, 179.1 GiB",
-        why=("NVIDIA-H100-80GB-HBM3: needs 144.8 GiB",),
+        why=("NVIDIA-H100-80GB-HBM3: needs 146.0 GiB",),
     ),
     Row(
         "another product",
@@ -124,7 +124,7 @@ ROWS = [
         inventory(H100_MIXED),
         spec(mig("1g.10gb")),
         None,
-        why=("mig-1g.10gb: needs 20.8 GiB for weights + 8 requests at 4,096 tokens, has 9.8 GiB",),
+        why=("mig-1g.10gb: needs 21.6 GiB for weights + 8 requests at 4,096 tokens, has 9.8 GiB",),
     ),
     Row("the smallest profile that fits", inventory(H100_MIXED), spec(mig(least="1Gi"), model=TINY), "mig[0]", "mig-1g.10gb, 9.8 GiB"),
     Row(
@@ -133,7 +133,7 @@ ROWS = [
         spec(mig(least="1Gi")),
         "mig[0]",
         "mig-3g.40gb, 39.5 GiB",
-        why=("mig-1g.10gb: needs 20.8 GiB", "mig-2g.20gb: needs 20.8 GiB"),
+        why=("mig-1g.10gb: needs 21.6 GiB", "mig-2g.20gb: needs 21.6 GiB"),
     ),
     Row(
         "minMemory is kept though the model needs less",
@@ -188,7 +188,7 @@ ROWS = [
         inventory(node("a", A100_80, cut(8, p1g_10gb=7), strategy="single")),
         spec(mig(least="8Gi"), requests=1),
         None,
-        why=("mig-1g.10gb: needs 16.4 GiB for weights + 1 request at 4,096 tokens, has 9.5 GiB",),
+        why=("mig-1g.10gb: needs 17.2 GiB for weights + 1 request at 4,096 tokens, has 9.5 GiB",),
     ),
     Row(
         "single: slices are no whole GPUs",
@@ -203,15 +203,32 @@ ROWS = [
         spec(mig(least="10Gi")),
         "mig[0]",
         "mig-3g.71gb",
-        why=("mig-1g.18gb: needs 20.8 GiB",),
+        why=("mig-1g.18gb: needs 21.6 GiB",),
     ),
     Row(
-        "B200: sizes of its own", inventory(node("a", B200, cut(1, p1g_23gb=7))), spec(mig(least="10Gi")), "mig[0]", "mig-1g.23gb, 21.5 GiB"
+        "B200: sizes of its own",
+        inventory(node("a", B200, cut(1, p1g_23gb=7))),
+        spec(mig(least="10Gi"), requests=4),
+        "mig[0]",
+        "mig-1g.23gb, 21.5 GiB",
+    ),
+    Row(
+        "a step that is asked for takes memory",
+        inventory(node("a", B200, cut(1, p1g_23gb=7))),
+        spec(mig(least="10Gi"), requests=4, tokenBudget=8192),
+        None,
+        why=("mig-1g.23gb: needs 22.0 GiB for weights + a step of 8,192 tokens + 4 requests at 4,096 tokens, has 21.5 GiB",),
+    ),
+    Row(
+        "a smaller step leaves room for more requests",
+        inventory(node("a", B200, cut(1, p1g_23gb=7))),
+        spec(mig(least="10Gi"), requests=8, tokenBudget=512),
+        "mig[0]",
     ),
     Row(
         "a profile with an attribute, asked for with a plus",
         inventory(node("a", A100_40, cut(1, p1g_5gbme=1, p1g_5gb=6))),
-        spec(mig("1g.5gb+me"), model=TINY),
+        spec(mig("1g.5gb+me"), model=TINY, requests=1),
         "mig[0]",
         "mig-1g.5gb.me",
         "nvidia.com/mig-1g.5gb.me",
@@ -219,7 +236,7 @@ ROWS = [
     Row(
         "a slice without media engines is taken before one with",
         inventory(node("a", A100_40, cut(1, p1g_5gbme=1, p1g_5gb=6))),
-        spec(mig(least="4Gi"), model=TINY),
+        spec(mig(least="4Gi"), model=TINY, requests=1),
         "mig[0]",
         "mig-1g.5gb, 4.8 GiB",
     ),
@@ -406,7 +423,7 @@ ROWS = [
         spec(dra_of("mig.nvidia.com")),
         "dra[0]",
         "mig-3g.40gb, 39.5 GiB",
-        why=("mig-1g.10gb: needs 20.8 GiB",),
+        why=("mig-1g.10gb: needs 21.6 GiB",),
     ),
     Row(
         "DRA: selectors narrow",
@@ -440,7 +457,7 @@ ROWS = [
         inventory(H100_DRA, slices=(H100_SLICE,), claims=(claim(H100_SLICE, 0),)),
         spec(dra_of("mig.nvidia.com")),
         "dra[0]",
-        why=("mig-1g.10gb: needs 20.8 GiB",),
+        why=("mig-1g.10gb: needs 21.6 GiB",),
         waits="mig-3g.40gb: the only device is in use",
     ),
     Row(
@@ -449,7 +466,7 @@ ROWS = [
         spec(mig("1g.10gb"), gpu("H100"), gpu("H200")),
         "gpu[1]",
         "NVIDIA-H100",
-        why=("mig-1g.10gb: needs 20.8 GiB",),
+        why=("mig-1g.10gb: needs 21.6 GiB",),
     ),
     Row(
         "a first entry without patience for what is full",

@@ -48,16 +48,16 @@ def context(model):
     return min(CONTEXT, parse_model(model.config).max_context)
 
 
-def wanted(model, device):
-    return spec(entry(device), model=f"hf://{model.name}", context=context(model), requests=ROWS, minConcurrency=1)
+def wanted(model, device, **engine):
+    return spec(entry(device), model=f"hf://{model.name}", context=context(model), requests=ROWS, minConcurrency=1, **engine)
 
 
-def by_placement(model, device):
-    return place(question(inventory(), wanted(model, device))).entry is not None
+def by_placement(model, device, **engine):
+    return place(question(inventory(), wanted(model, device, **engine))).entry is not None
 
 
-def by_validate(model, device):
-    return not any(note.message.startswith("refused") for note in _verdicts(wanted(model, device)))
+def by_validate(model, device, **engine):
+    return not any(note.message.startswith("refused") for note in _verdicts(wanted(model, device, **engine)))
 
 
 def by_plan(model, device):
@@ -66,11 +66,12 @@ def by_plan(model, device):
     return not unserved(model.config) and row.verdict is Verdict.FITS
 
 
-def by_daemon(model, device):
+def by_daemon(model, device, **engine):
     """As the daemon counts on a device that nothing but its own context has taken from."""
     kind = model.config["model_type"]
     try:
-        config = EngineConfig(max_model_len=context(model), max_concurrency=ROWS)
+        asked = {"maxModelLen": context(model), "maxConcurrency": ROWS, **engine}
+        config = EngineConfig.model_validate(asked).at(cuda=True)
         own = parse_spec({**model.config, "architectures": [KINDS.get(kind, kind)]})
         there = Memory(memory(device), memory(device) - DEVICE_CONTEXT, limited=True, kind="device")
         kv_shape(config, needs(own, config, weights(own), 2), there)
@@ -83,6 +84,15 @@ def by_daemon(model, device):
 def test_every_component_gives_one_verdict_on_every_device(model):
     verdicts = {device.name: {by(model, device) for by in (by_plan, by_placement, by_validate, by_daemon)} for device in DEVICES}
     assert {name: found for name, found in verdicts.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("tokens", [16, 8192, 65_536])
+def test_the_tokens_of_a_step_that_are_asked_for_count_for_every_component(tokens):
+    (model,) = (one for one in MODELS if one.name == "meta-llama/Llama-3.1-8B")
+    by = (by_placement, by_validate, by_daemon)
+    verdicts = {device.name: tuple(one(model, device, tokenBudget=tokens) for one in by) for device in DEVICES}
+    assert {name: found for name, found in verdicts.items() if len(set(found)) > 1} == {}
+    assert verdicts["l4"] == 3 * (tokens < 65_536,)
 
 
 def test_what_is_called_served_is_what_the_daemon_has():

@@ -36,6 +36,7 @@ def test_each_field_that_a_replica_runs_makes_a_new_revision():
         {"model": {"uri": "pvc://models/tiny", "servedNames": ["a"]}},
         {"engine": {"maxModelLen": 128}},
         {"engine": {"toolParser": "hermes"}},
+        {"engine": {"tokenBudget": 512}},
         {"engine": {"threads": 1}},
         {"engine": {"loadTimeout": "10m"}},
         {"drain": {"timeout": "31s"}},

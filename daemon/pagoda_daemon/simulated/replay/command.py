@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import EngineConfig, token_budget
+from pagoda_sizing.devices import CPU
 
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.scheduler.limits import Limits
@@ -35,8 +36,9 @@ def _run(arguments: argparse.Namespace) -> report.Report:
     jobs = trace.read(arguments.trace)
     pace = Pace.read(arguments.model, arguments.device, arguments.quantization, arguments.tensor_parallel)
     worker = Metronome(pace.limits(arguments.block_size, arguments.max_model_len), pace.milliseconds)
+    tokens = token_budget(arguments.token_budget, cuda=arguments.device != CPU)
     caching = not arguments.no_prefix_caching
-    limits = Limits.of(worker.limits, arguments.max_concurrency, arguments.token_budget, prefix_caching=caching)
+    limits = Limits.of(worker.limits, arguments.max_concurrency, tokens, prefix_caching=caching)
     outcome = Simulation(jobs, worker, limits, arguments.seed).run()
     return report.report(outcome, report.Objective(arguments.ttft_ms, arguments.itl_ms))
 
@@ -49,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantization", default="bf16", help="format of the weights (default: %(default)s)")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="devices over which each layer is spread (default: %(default)s)")
     parser.add_argument("--max-concurrency", type=int, default=_DEFAULTS.max_concurrency, help="rows (default: %(default)s)")
-    parser.add_argument("--token-budget", type=int, default=_DEFAULTS.token_budget, help="tokens a step (default: %(default)s)")
+    parser.add_argument("--token-budget", type=int, help="tokens a step (default: as of the daemon on such a device)")
     parser.add_argument("--block-size", type=int, default=_DEFAULTS.block_size, help="tokens a block (default: %(default)s)")
     parser.add_argument("--max-model-len", type=int, help="longest context (default: the model's)")
     parser.add_argument("--no-prefix-caching", action="store_true", help="compute equal beginnings again")

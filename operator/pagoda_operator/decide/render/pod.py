@@ -100,9 +100,8 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
 
 def _health(spec: InferenceServiceSpec) -> HealthConfig | None:
     """The times that the service sets; None if it sets none."""
-    times = spec.health.model_dump() if spec.health else {}
-    times |= {"load_timeout": spec.engine.load_timeout} if spec.engine.load_timeout else {}
-    return HealthConfig(**times) if times else None
+    load = {"load_timeout": spec.engine.load_timeout} if spec.engine.load_timeout else {}
+    return HealthConfig(**(spec.health.model_dump() if spec.health else {}), **load) if spec.health or load else None
 
 
 def _auth(inputs: Inputs) -> AuthConfig | None:
@@ -182,6 +181,7 @@ def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfi
     return EngineConfig(
         max_model_len=engine.max_model_len,
         max_concurrency=engine.max_concurrency,
+        token_budget=engine.tokens(cuda=accelerator.cpu is None),
         dtype="bfloat16" if engine.dtype == "auto" else engine.dtype,
         device=None if accelerator.cpu else "cuda",
         tensor_parallel=count if (count := ranks(accelerator)) > 1 else None,

@@ -98,6 +98,30 @@ def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(tmp_path: P
     ]
 
 
+class Measured(SimulatedWorker):
+    """Notes how many tokens each step has."""
+
+    def __init__(self, limits: WorkerLimits) -> None:
+        super().__init__(limits)
+        self.tokens: list[int] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.tokens.append(plan.token_ids.size)
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "most"), [("", CONFIG, 512), ("GPU-1", CONFIG, 2048), ("GPU-1", EngineConfig(token_budget=512), 512)]
+)
+def test_a_step_has_as_many_tokens_as_suit_the_device_if_none_are_set(tmp_path: Path, device: str, config: EngineConfig, most: int) -> None:
+    worker = Measured(WorkerLimits(1024, 4, 97, 4096, device=device))
+    with engine(tmp_path, lambda _: worker, config=config) as (end, _):
+        end.until(Ready)
+        end.send(Submit("long", (1,) * 3000, Sampling(1)))
+        end.end_of("long")
+    assert max(worker.tokens) == most
+
+
 def test_a_worker_that_fails_its_probe_ends_the_engine(tmp_path: Path) -> None:
     with engine(tmp_path, lambda _: Touchy(survives=False)) as (end, codes):
         end.until(Ready)

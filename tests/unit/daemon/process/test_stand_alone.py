@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from pagoda_contracts.launch import AdapterModule, AdaptersConfig
+from pagoda_contracts.launch import AdapterModule, AdaptersConfig, DaemonConfig
 from pagoda_daemon.core.errors import ConfigRejected, NotStarted
 from pagoda_daemon.process import settings, stand_alone
 
@@ -40,6 +40,12 @@ def test_without_flags_it_listens_on_this_machine_only(model):
     made = config(model)
     assert (made.model.path, made.model.served_names) == (str(model), ("llama",))
     assert (made.listen.host, made.listen.http, made.auth) == ("127.0.0.1", 8000, None)
+
+
+@pytest.mark.parametrize(("flags", "tokens"), [((), 2048), (("--max-num-batched-tokens", "512"), 512)])
+def test_the_engine_learns_whether_the_tokens_of_a_step_were_set(model, flags, tokens):
+    path = settings.resolve(["serve", str(model), *flags], {}).config_path
+    assert DaemonConfig.model_validate_json(path.read_text()).engine.at(cuda=True).token_budget == tokens
 
 
 def test_vllms_flags_reach_their_fields(model, tmp_path):

@@ -43,18 +43,19 @@ def test_weights_that_no_daemon_has_on_a_device_are_refused_by_name():
 LONG = {"maxModelLen": 131072, "maxConcurrency": 64}
 
 
-def test_max_concurrency_is_a_ceiling_and_what_fits_is_told():
+@pytest.mark.parametrize(("budget", "tokens", "held"), [({}, 2048, 14), ({"tokenBudget": 512}, 512, 15)])
+def test_max_concurrency_is_a_ceiling_and_what_fits_beside_a_step_is_told(budget, tokens, held):
     made = harness(gpu("H100"), there=(node("a", H100, whole(8)),))
-    made.edit(engine=LONG)
+    made.edit(engine=LONG | budget)
     made.settle()
     bind(made)
-    assert (made.reason(), placement(made)["concurrency"]) == ("Available", 15)
-    told = "1 of 1 replicas ready; a replica's KV cache holds 15 of maxConcurrency 64 requests at 131,072 tokens"
+    assert (made.reason(), placement(made)["concurrency"]) == ("Available", held)
+    told = f"1 of 1 replicas ready; a replica's KV cache holds {held} of maxConcurrency 64 requests at 131,072 tokens"
     assert made.conditions()["Ready"]["message"] == told
     made.api.journal.clear()
     made.restart()
     made.settle()
-    assert (made.api.journal, config(made).engine.max_concurrency) == ([], 64)
+    assert (made.api.journal, config(made).engine.max_concurrency, config(made).engine.token_budget) == ([], 64, tokens)
 
 
 @pytest.mark.parametrize("demand", [{"engine": LONG | {"minConcurrency": 64}}, {"engine": LONG, "slo": {"ttft": "1s"}}])

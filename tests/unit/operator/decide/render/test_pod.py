@@ -58,6 +58,14 @@ def test_config_has_slo_and_health():
     assert {"health", "slo"}.isdisjoint(daemon_config(inputs()))
 
 
+@pytest.mark.parametrize(
+    ("entry", "usual"), [({"cpu": {"cores": 4, "memory": "1Gi"}}, 512), ({"gpu": {}}, 2048), ({"mig": {"profile": "1g.10gb"}}, 2048)]
+)
+def test_config_has_the_tokens_of_a_step_or_what_suits_the_device(entry, usual):
+    for engine, tokens in (({}, usual), ({"tokenBudget": 1024}, 1024)):
+        assert daemon_config(inputs(engine=engine, accelerators=[entry]))["engine"]["tokenBudget"] == tokens
+
+
 @pytest.mark.parametrize("entry", [{"cpu": {"cores": 4, "memory": "1Gi"}}, {"gpu": {}}])
 def test_config_has_the_tool_parser_the_threads_and_how_long_a_load_may_stand_still(entry):
     engine = {"toolParser": "qwen3_coder", "threads": 2, "loadTimeout": "20m"}
