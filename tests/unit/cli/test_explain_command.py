@@ -44,7 +44,7 @@ def test_what_is_like_no_reason_gets_the_list_alone(capsys):
     assert run(["explain", "zzzz"]) == 2
     err = capsys.readouterr().err
     assert "Did you mean" not in err
-    assert "If it is a service: `pagoda why zzzz`. Reasons: AdapterRejected, AdaptersNotEnabled, Available, Canary, " in err
+    assert "If it is a service: `pagoda why zzzz`. Reasons: Accepted, AdapterRejected, AdaptersNotEnabled, Available, " in err
 
 
 def test_scripts_get_the_fields(capsys):
