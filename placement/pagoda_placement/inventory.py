@@ -163,7 +163,8 @@ class Room:
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Equal devices on any nodes. `label`: the labels of their nodes (values.py, `alternatives`). `expected`: no node offered them yet."""
+    """Equal devices on any nodes. `label`: the labels of their nodes (values.py, `alternatives`). `expected`: no node offered them yet.
+    `driver`: of devices that are claimed."""
 
     resource: str
     product: str
@@ -172,12 +173,13 @@ class DeviceClass:
     memory: int | None
     shared: bool = False
     expected: bool = False
+    driver: str = ""
     rooms: tuple[Room, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
         """For people: mig-1g.10gb, or the product."""
-        return f"mig-{self.profile.name}" if self.profile else self.product or self.resource
+        return f"mig-{self.profile.name}" if self.profile else self.product or self.resource or self.driver
 
     @property
     def total(self) -> int:
@@ -255,7 +257,7 @@ def _of_class(class_name: str, device: SliceDevice) -> bool:
 
 def _class_of(device: SliceDevice) -> DeviceClass:
     product, profile = device.text("productName"), parse_profile(device.text("profile"))
-    return DeviceClass("", product, "", profile, device.memory or known_memory(product, profile))
+    return DeviceClass("", product, "", profile, device.memory or known_memory(product, profile), driver=device.id.driver)
 
 
 def _sum_by_node(occupants: Iterable[Occupant]) -> Counter[tuple[str, str]]:

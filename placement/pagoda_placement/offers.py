@@ -86,9 +86,9 @@ def known_memory(product: str, profile: Profile | None) -> int | None:
 
 
 def refusal(resource: str) -> str:
-    """Returns why no replica runs on devices of a resource; empty if there is a daemon for them. Claims have no resource."""
+    """Returns why no replica runs on devices of a resource, or of a DRA driver; empty if there is a daemon for them."""
     vendor = vendor_of(resource.removesuffix(SHARED))
-    return f"{vendor.name} devices ({vendor.resource}), for which Pagoda has no daemon yet" if vendor and not vendor.daemon else ""
+    return f"{vendor.name} devices ({resource}), for which Pagoda has no daemon yet" if vendor and not vendor.daemon else ""
 
 
 def whole_number(text: Any) -> int | None:

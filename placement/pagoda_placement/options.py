@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from pagoda_contracts.resources.placement import Accelerator, CpuAccelerator, DraAccelerator, GpuAccelerator, MigAccelerator
 from pagoda_contracts.units import parse_duration, parse_quantity
+from pagoda_sizing.devices import GB
 from pagoda_sizing.platforms import matches
 from pagoda_sizing.replica import Judged, Requirement, gib, on_cpu, on_device
 
@@ -23,6 +24,7 @@ from pagoda_placement.terms import Terms
 from pagoda_placement.values import parse_profile
 
 _UNBOUNDED: Final = 1 << 20
+_DECIMAL: Final = ("k", "M", "G", "T")
 _REMEDY: Final = "say it in the ServingProfile's devices, or install GPU Feature Discovery"
 # A class of devices that an entry could mean, and why the entry refuses it.
 _Wish = tuple[DeviceClass, str]
@@ -148,14 +150,19 @@ def _slices(mig: MigAccelerator, known: Iterable[DeviceClass]) -> Iterator[_Wish
     least = int(parse_quantity(mig.min_memory)) if mig.min_memory else 0
     for kind in known:
         if kind.profile is not None and wanted in (None, kind.profile):
-            # People write the size that a vendor sells, as 40G or as 40Gi: 3g.40gb of an H100 measures 39.5 GiB.
-            enough = least <= kind.profile.gb << 30
+            enough = least <= _sold(kind.profile.gb, mig.min_memory or "")
             yield kind, "" if enough else f"is sold with {kind.profile.gb} GB, but minMemory is {mig.min_memory}"
+
+
+def _sold(gb: int, wished: str) -> int:
+    """People write the size that a vendor sells, as 40G or as 40Gi: 3g.40gb of an H100 measures 39.5 GiB. So a size is taken in the unit
+    of the wish. 42G would be less than 40Gi."""
+    return gb * GB if wished.endswith(_DECIMAL) else gb << 30
 
 
 def _claims(dra: DraAccelerator, demand: Demand) -> Iterator[_Wish]:
     for kind in claimable(demand.inventory, demand.terms, dra.device_class_name, dra.selectors):
-        yield kind, ""
+        yield kind, refusal(kind.driver)
 
 
 def _option(kind: DeviceClass, refusal: str, entry: Accelerator, demand: Demand) -> Option:

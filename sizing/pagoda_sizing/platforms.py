@@ -48,12 +48,14 @@ class Described(_Frozen):
 
 
 class Vendor(_Frozen):
-    """Whose devices a resource is; `daemon`: whether there is one for them. `product`: the label that names the device."""
+    """Whose devices a resource is; `daemon`: whether there is one for them. `product`: the label that names the device; `driver`: the DRA
+    driver that hands out the same devices."""
 
     name: str
     resource: str
     daemon: bool
     product: str
+    driver: str = ""
 
 
 class Toleration(_Frozen):
@@ -152,8 +154,9 @@ def seen(labels: Iterable[str]) -> Platform | None:
 
 @lru_cache(maxsize=256)  # for each resource of a node at each heartbeat
 def vendor_of(resource: str) -> Vendor | None:
-    """Returns whose devices a resource is, MIG slices included; None if it is none that the table knows."""
-    return next((one for one in platforms().vendors if resource == one.resource or _is_part(resource, one)), None)
+    """Returns whose devices a resource or a DRA driver's are, MIG slices included; None if it is none that the table knows."""
+    named = (one for one in platforms().vendors if resource and resource in (one.resource, one.driver))
+    return next(named, None) or next((one for one in platforms().vendors if _is_part(resource, one)), None)
 
 
 def driver_for(cuda: str) -> str:

@@ -106,6 +106,13 @@ def test_kubernetes_itself_refuses_a_claim_beyond_the_tenant_s_cap_on_gpus(real,
         return line["message"]
 
     eventually(lambda: ready() == "in force", "nothing is said to be uncounted")
+    # By product, and one that nothing has.
+    real.kube.merge(QUOTAS, "", real.namespace, {"spec": {"devices": {"gpus": {"H100": 3}}}})
+    eventually(lambda: ready().endswith("does not limit H100 GPUs: it cannot distinguish products"), "the map is in force")
+    usage = real.kube.get(QUOTAS, "", real.namespace)["status"]["usage"]
+    assert (usage["gpuProducts"], "gpus" in usage) == ([{"product": "H100", "used": 0, "left": 3}], False)
+    real.kube.merge(QUOTAS, "", real.namespace, {"spec": {"devices": {"gpus": {"H1000": 1}}}})
+    eventually(lambda: ready().startswith("spec.devices.gpus.H1000: the catalogue has no GPU H1000"), "the field is named")
     real.kube.delete(RESOURCE_CLAIMS, real.namespace, "modest")
 
 

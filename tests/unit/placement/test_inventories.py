@@ -28,6 +28,7 @@ from support.harness.inventories import (
     inventory,
     mig,
     node,
+    plain_node,
     pod,
     question,
     resource_slice,
@@ -539,6 +540,35 @@ def test_what_a_pod_may_get_is_told_by_product_and_kept_with_its_revision(entry,
     assert read_pin(written).resolved == placed.resolved
     assert ("products" in written) == bool(products), "an older revision's is read and written as it was"
     assert there.products == {"a": H100.product, "b": A100_80.product}
+
+
+@pytest.mark.parametrize(
+    ("least", "profile"),
+    [
+        *((wish, "3g.40gb") for wish in ("40G", "40Gi", "40000M", "40960Mi", "20.5Gi", "21G", "42949672960")),
+        *((wish, "2g.20gb") for wish in ("20G", "20Gi", "10.5G", "11G", "10241Mi")),
+        *((wish, "") for wish in ("40.5G", "41G", "42G", "41Gi", "40001M")),
+    ],
+)
+def test_a_size_is_what_a_vendor_sells_in_the_unit_in_which_it_is_written(least, profile):
+    assert place(question(inventory(H100_MIXED), spec(mig(least=least), model=TINY))).resolved.profile == profile
+
+
+@pytest.mark.parametrize("missing", range(8))
+def test_the_smallest_slice_is_found_whichever_labels_are_missing(missing):
+    sizes = ("1g.10gb", "2g.20gb", "3g.40gb")
+    absent = {f"nvidia.com/mig-{name}.memory": None for number, name in enumerate(sizes) if missing >> number & 1}
+    there = inventory(node("a", H100, cut(1, p3g_40gb=1, p2g_20gb=1, p1g_10gb=1), labels=absent), node("b", H100, cut(1, p3g_40gb=1)))
+    for least, profile in zip(("1Gi", "15Gi", "21G"), sizes, strict=True):
+        assert place(question(there, spec(mig(least=least), model=TINY))).resolved.profile == profile
+
+
+@pytest.mark.parametrize(("driver", "vendor"), [("gpu.amd.com", "AMD"), ("gpu.intel.com", "Intel"), ("gaudi.intel.com", "Intel Gaudi")])
+def test_claimed_devices_of_other_vendors_are_refused_by_their_name(driver, vendor):
+    published = resource_slice("a", H100, whole(8))
+    published["spec"]["driver"] = driver
+    placed = place(question(inventory(plain_node("a"), slices=(published,)), spec(dra_of(driver), model=TINY)))
+    assert placed.status.rejected[0].why.endswith(f": {vendor} devices ({driver}), for which Pagoda has no daemon yet")
 
 
 def test_without_a_limit_a_request_counts_as_four_thousand_tokens():
