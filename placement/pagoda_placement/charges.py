@@ -27,8 +27,9 @@ from pagoda_contracts.names import (
     RESOURCE_MIG_PREFIX,
 )
 from pagoda_contracts.resources.placement import Accelerator
-from pagoda_placement.values import Json
 from pagoda_sizing.platforms import matches
+
+from pagoda_placement.values import Json
 
 Devices = Mapping[str, int]
 """Word (`gpu`, `mig-1g.10gb`) → count; absent is 0. `gpu:NVIDIA-L4|NVIDIA-L40S` repeats those of `gpu` whose product is one of these."""
