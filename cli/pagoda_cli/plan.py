@@ -55,7 +55,7 @@ def command(
     model: Annotated[str | None, typer.Option(help="The same.")] = None,
     filename: Annotated[list[str] | None, typer.Option("--filename", "-f", help="Services to place in a cluster; may repeat.")] = None,
     nodes: Annotated[str | None, typer.Option(help="With -f: what `kubectl get nodes -o json` printed, instead of a cluster.")] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The namespace of services that name none; default: kubectl's own.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="For services that name none; default: kubectl's own.")] = "",
     kube_context: Annotated[str, typer.Option(help="A context of the kubeconfig.")] = "",
     kubeconfig: Annotated[str, typer.Option(help="A kubeconfig file.")] = "",
     device: Annotated[list[str] | None, typer.Option(help="h100, or h100:3g.40gb; may repeat. Default: all.")] = None,
