@@ -23,8 +23,11 @@ class _Frozen(BaseModel):
 
 
 class _Product(_Frozen):
+    """`no_daemon`: why none computes on it (https://github.com/pytorch/pytorch/issues/190385); empty if one does."""
+
     product: str
     memory_gb: float
+    no_daemon: str = ""
 
 
 class Platform(_Frozen):
@@ -97,6 +100,12 @@ def platforms() -> Platforms:
 def products() -> Mapping[str, int]:
     """Returns the bytes of every product that is known by name, as GPU Feature Discovery names it."""
     return {one.product: int(one.memory_gb * GB) for one in platforms().products}
+
+
+@cache
+def no_daemon(product: str) -> str:
+    """Returns why no daemon computes on a product; empty if one does, or if the product is not known."""
+    return next((one.no_daemon for one in platforms().products if one.product == product), "")
 
 
 @cache

@@ -61,8 +61,8 @@ def test_devices_that_do_not_fit_are_a_line_for_each_reason(ask):
         "too slow",
         "only several of them together",
     ]
-    assert "t4, a10, a10g, a30, l4, l40s" in reasons[0]
-    assert reasons[0].endswith("(l40s: weights and reserve, 72.9 GB, exceed 48.0 GB on each of 2)")
+    assert "t4, a10, a10g, a30, a40, a6000, rtx3090, l4, l40, l40s" in reasons[0]
+    assert reasons[0].endswith("(a40: weights and reserve, 72.9 GB, exceed 48.0 GB on each of 2)")
     assert reasons[1].endswith("(rtxpro6000: KV cache for 16 needs 21.5 GB, 18.5 GB is free: at most 13 on each of 2)")
     assert reasons[2].startswith("  too slow: h200, cpu (h200: ttft ")
     assert reasons[3].startswith("  only several of them together: b200, b300, mi300x (b300: a replica computes on one device, because ")

@@ -95,6 +95,15 @@ def test_the_tokens_of_a_step_that_are_asked_for_count_for_every_component(token
     assert verdicts["l4"] == 3 * (tokens < 65_536,)
 
 
+@pytest.mark.parametrize("product", sorted({*products()} - {device.product for device in catalogue()}))
+def test_of_products_that_plan_does_not_list_a_v100_is_refused_with_the_reason(product):
+    asked = spec(gpu(product), model="hf://Qwen/Qwen3-0.6B", context=CONTEXT, requests=8, minConcurrency=1)
+    placed = [one.why for one in place(question(inventory(), asked)).status.rejected]
+    why = "the daemon's PyTorch is built for CUDA 13, which has no code for Volta"
+    said = [note.message for note in _verdicts(asked)]
+    assert (placed, said) == (([f"{product}: {why}"], [f"refused: {why}"]) if "V100" in product else ([], []))
+
+
 def test_what_is_called_served_is_what_the_daemon_has():
     assert dict(ARCHITECTURES) == {name: family.model_type for name, family in FAMILIES.items()}
 
