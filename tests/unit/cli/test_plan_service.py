@@ -192,7 +192,7 @@ def test_what_no_model_is_on_standard_input_is_refused(monkeypatch, given, says)
         ("hf://acme/none", "kubectl get configmap SERVICE-model -o jsonpath='{.data.model\\.json}' | pagoda plan -"),
         ("hf://acme", "must be hf://ORG/NAME"),
         ("hf://../../etc/passwd", "must be hf://ORG/NAME"),
-        ("s3://bucket/model", "pagoda plan connects to nothing"),
+        ("s3://bucket/model", "pagoda plan connects to no source"),
     ],
 )
 def test_a_model_that_is_not_at_hand_is_refused_with_what_is_accepted(tmp_path, monkeypatch, model, says):
