@@ -3,7 +3,7 @@
 import pytest
 from support.suite.tour import Block, blocks
 
-PAGE = """# One
+PAGE = r"""# One
 
 ```sh
 # a comment and no heading
@@ -14,6 +14,13 @@ run this
 ```sh
 fails
 ```
+
+1. In a list.
+
+   ```sh
+   one '\n'
+   two
+   ```
 
 ```yaml
 # no heading either
@@ -34,6 +41,7 @@ def test_blocks_of_shell_are_read_in_order_with_their_headings_and_marks(tmp_pat
     assert list(blocks(str(page))) == [
         Block("One", "# a comment and no heading\nrun this\n"),
         Block("One", "fails\n", code=1),
+        Block("One", "one '\\n'\ntwo\n"),
         Block("Two", "helm install\n", not_run="it needs a cloud"),
     ]
 

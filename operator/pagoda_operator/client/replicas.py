@@ -1,7 +1,6 @@
 """Reads replicas' own states where no gateway is installed, and reports them to `signals` as a gateway would. Started by process.py.
 
-`states` is pure. Nobody holds requests then, and nobody counts those that failed: no request starts a service at zero, and a canary passes
-by time.
+`states` is pure. Nobody holds requests then or counts those that failed: no request starts a service at zero, a canary passes by time.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ import yaml
 from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.launch import AuthConfig
 from pagoda_contracts.name_owners import read_reserved
-from pagoda_contracts.names import GROUP, LABEL_CLASS, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
+from pagoda_contracts.names import CLIENT_KEYS_KEY, GROUP, LABEL_CLASS, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
 from pagoda_daemon.api.access.auth import Guard
+from pagoda_daemon.api.access.caller import ROLE_CLIENT
 from pagoda_daemon.api.access.roles import ROUTES
 from pagoda_daemon.core.errors import Forbidden
 from pagoda_gateway.access.keys import KeyRing
@@ -29,6 +30,7 @@ from support.judges.rights import granted
 from support.kube.chart import CHART, NAMESPACE, RELEASE, images, metric_names, of_kind, profile, rendered, the
 from support.kube.client import Kube, eventually
 from support.kube.cluster import Cluster, running_cluster
+from support.suite.tour import ROOT, blocks
 
 pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[3] / "examples/02-expose"
@@ -218,6 +220,22 @@ def test_without_a_gateway_nothing_of_it_is_installed_and_the_operator_reads_rep
     older = rendered(cluster, "gateway.enabled=null")
     assert "pagoda-gateway" in {body["metadata"]["name"] for body in of_kind(older, "Deployment")}
     assert not Callers.model_validate_json(the(older, "ConfigMap", "pagoda-operator")["data"]["callers.json"]).clients
+
+
+def test_the_commands_of_the_page_without_a_gateway_install_that_and_make_keys_that_replicas_take(cluster, tmp_path):
+    """An install is only rendered here; the Secret is made, and the daemon's own reader reads what a pod would have mounted."""
+    install, make_key = blocks("docs/operations/without-gateway.md")
+    said = install.run(cluster, {"helm install": "helm install --dry-run=client --no-hooks", "REGISTRY": "registry.example.com"})
+    installed = [body for body in yaml.safe_load_all(said.split("\nMANIFEST:\n")[1].split("\nNOTES:\n")[0]) if body]
+    assert installed == rendered(cluster, "global.imageRegistry=registry.example.com", "gateway.enabled=false")
+    file = tmp_path / CLIENT_KEYS_KEY
+    key = make_key.run(cluster, {"> keys": f"> {file}; echo $key", "--from-file=keys": f"--from-file={file}"}).split()[0]
+    entries = json.loads(cluster.kubectl("get", "secret", "llama-keys", "-o", "json"))["data"]
+    file.write_bytes(base64.b64decode(entries[CLIENT_KEYS_KEY]))
+    principal = Guard(AuthConfig(keys_file=str(file))).identify(f"Bearer {key}")
+    assert (principal.role, principal.name) == (ROLE_CLIENT, "my-proxy")
+    named = yaml.safe_load(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/operations/without-gateway.md").read_text(), re.DOTALL)[1])
+    cluster.kubectl("delete", "secret", named["spec"]["clientKeys"]["name"])
 
 
 def test_the_first_key_in_the_notes_is_the_one_that_gateways_let_in(cluster):

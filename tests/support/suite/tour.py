@@ -1,4 +1,4 @@
-"""The commands of a page, run as a reader runs them: its fenced blocks of shell, in their order.
+"""The commands of a page, run as a reader runs them: its fenced blocks of shell, in their order, also those within lists.
 
 A comment of HTML before a block, which no reader sees, says what a tour does otherwise: `<!-- tour: not run: why -->`, or
 `<!-- tour: exit 1 -->` for a command that is meant to end with this code.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,10 @@ from typing import NamedTuple
 from support.kube.cluster import Cluster, environment
 
 ROOT = Path(__file__).parents[3]
-_PART = re.compile(r"^#+ (?P<heading>[^\n]+)$|(?:^<!-- tour: (?P<how>[^\n]+) -->\n)?^```sh\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PART = re.compile(
+    r"^#+ (?P<heading>[^\n]+)$|(?:^ *<!-- tour: (?P<how>[^\n]+) -->\n)?^(?P<indent> *)```sh\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 class Block(NamedTuple):
@@ -51,4 +55,4 @@ def blocks(page: str) -> Iterator[Block]:
         code = re.fullmatch(r"exit (\d+)", how)
         not_run = re.fullmatch(r"not run: (.+)", how)
         assert not how or code or not_run, f"{page}: {how!r} is nothing that a tour can do"
-        yield Block(heading, part["text"], int(code[1]) if code else 0, not_run[1] if not_run else "")
+        yield Block(heading, textwrap.dedent(part["text"]), int(code[1]) if code else 0, not_run[1] if not_run else "")

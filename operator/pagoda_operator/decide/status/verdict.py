@@ -130,10 +130,11 @@ def _rollout(observed: Observed, plan: Plan) -> Verdict | None:
     if record.phase != "Progressing" or record.since is None or not plan.rollout.weights or ready < observed.wanted:
         return None
     share = f"the new revision gets {plan.rollout.weights.get(record.revision, 0)} % of the requests"
+    if observed.signals is not None and not observed.signals.wakes:
+        share = "the new revision serves beside the old one; without a gateway, requests are neither counted nor divided"
     waits, began = f"; {plan.rollout.waits}" if plan.rollout.waits else "", unix(record.since) or 0.0
     then = f"at {stamp(began + plan.rollout.hold_s)} the next step begins" if plan.rollout.hold_s and not waits else NO_DEADLINE
-    said = f"{observed.wanted} of {observed.wanted} replicas ready: {share}{waits}{waiting(began, then)}"
-    return Verdict("reconciling", reasons.CANARY, said)
+    return Verdict("reconciling", reasons.CANARY, f"{ready} of {observed.wanted} replicas ready: {share}{waits}{waiting(began, then)}")
 
 
 def _given_back(plan: Plan) -> str:
