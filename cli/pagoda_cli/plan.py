@@ -23,7 +23,7 @@ from pagoda_sizing.served import misshapen, unserved
 from pagoda_cli.errors import CliError
 from pagoda_cli.kubectl import Access
 from pagoda_cli.plan_cluster import Request, place_services
-from pagoda_cli.plan_model import find_model
+from pagoda_cli.plan_model import Found, find_model
 from pagoda_cli.plan_service import Asked, recommendation, runs
 from pagoda_cli.plan_text import Offer, show
 
@@ -55,9 +55,9 @@ def command(
     model: Annotated[str | None, typer.Option(help="The same.")] = None,
     filename: Annotated[list[str] | None, typer.Option("--filename", "-f", help="Services to place in a cluster; may repeat.")] = None,
     nodes: Annotated[str | None, typer.Option(help="With -f: what `kubectl get nodes -o json` printed, instead of a cluster.")] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="With -f: of services that name none; default: kubectl's own.")] = "",
-    kube_context: Annotated[str, typer.Option(help="With -f: a context of the kubeconfig.")] = "",
-    kubeconfig: Annotated[str, typer.Option(help="With -f: a kubeconfig file.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="For services that name none; default: kubectl's own.")] = "",
+    kube_context: Annotated[str, typer.Option(help="A context of the kubeconfig.")] = "",
+    kubeconfig: Annotated[str, typer.Option(help="A kubeconfig file.")] = "",
     device: Annotated[list[str] | None, typer.Option(help="h100, or h100:3g.40gb; may repeat. Default: all.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of a request, prompt and answer; 4096 or the model's limit.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests at the same time. Default: as many as fit.")] = None,
@@ -76,9 +76,12 @@ def command(
     wished = (device or [], context, concurrency, prompt, ttft, tpot, quantization, kv_dtype, tensor_parallel, price or [])
     options, access = Options(*wished, as_yaml), Access(namespace, kube_context, kubeconfig)
     if not filename:
-        if nodes or any(access):
-            raise CliError("--nodes, --namespace, --kube-context and --kubeconfig need --filename, which names a service")
-        _compare(_one(named, model), options, as_json=as_json)
+        if nodes:
+            raise CliError("--nodes needs --filename, which names a service")
+        found = find_model(_one(named, model), access)
+        if any(access) and not found.uri:
+            raise CliError("--namespace, --kube-context and --kubeconfig need --filename, or a MODEL hf://ORG/NAME that was inspected")
+        _compare(found, options, as_json=as_json)
     elif options != _NONE:
         raise CliError(
             "with --filename, the services say what is wanted; beside it may stand MODEL, --nodes, --json and options of kubectl"
@@ -87,11 +90,10 @@ def command(
         place_services(Request(filename, nodes, _one(named, model) if named or model else None, access), as_json=as_json)
 
 
-def _compare(named: str, options: Options, *, as_json: bool) -> None:
+def _compare(found: Found, options: Options, *, as_json: bool) -> None:
     """Prints the devices, or the InferenceService that is recommended."""
     if as_json and options.as_yaml:
         raise CliError("give at most one of --json and --yaml")
-    found = find_model(named)
     parsed = parse_model(found.config)
     ask = _ask(options, parsed, found.config)
     why = unserved(found.config) or misshapen(parsed)

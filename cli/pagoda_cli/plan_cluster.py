@@ -53,7 +53,7 @@ def place_services(request: Request, *, as_json: bool) -> None:
     """Prints an answer for each service."""
     services, profiles = _objects(request.files)
     seen = (saved(request.nodes) if request.nodes else live(request.access, services)).overlaid(profiles)
-    model = of_config(find_model(request.model).config) if request.model else None
+    model = of_config(find_model(request.model, None if request.nodes else request.access).config) if request.model else None
     answers = [answer(one, question(one, seen, model, time.time()), seen.find(*_key(one))) for one in services]
     notes = list(_notes(services, seen))
     if as_json:

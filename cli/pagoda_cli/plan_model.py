@@ -1,4 +1,4 @@
-"""Where `pagoda plan` finds config.json: a published model, a file of this machine, or the report of an inspection. No network."""
+"""Where `pagoda plan` finds config.json: a published model, a file of this machine, or the report of an inspection."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pagoda_sizing.errors import BadConfig
 from pagoda_sizing.published import published
 
 from pagoda_cli.errors import CliError
+from pagoda_cli.inspected import at_hand, report_of
+from pagoda_cli.kubectl import Access
 
 LARGEST_CONFIG: Final = 1 << 20
 HUB: Final = "hf://"
@@ -30,14 +32,14 @@ class Found(NamedTuple):
     uri: str = ""
 
 
-def find_model(model: str) -> Found:
-    """Returns the model that a user names; CliError says what is accepted instead."""
+def find_model(model: str, access: Access | None = None) -> Found:
+    """Returns the model that a user names; CliError says what is accepted instead. `access`: the cluster to ask, if any."""
     if model == "-":
         return Found(_config(_standard_input(), "standard input"), "model")
     if model.startswith(HUB):
-        return _on_the_hub(model)
+        return _on_the_hub(model, access)
     if "://" in model:
-        raise CliError(f"{model}: pagoda plan connects to nothing; give hf://ORG/NAME, {ACCEPTED}, or - for standard input")
+        raise CliError(f"{model}: pagoda plan connects to no source; give hf://ORG/NAME, {ACCEPTED}, or - for standard input")
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
     return Found(_read(file), file.absolute().parent.name)
@@ -50,7 +52,7 @@ def _standard_input() -> str:
         raise CliError("standard input: not UTF-8 text") from error
 
 
-def _on_the_hub(uri: str) -> Found:
+def _on_the_hub(uri: str, access: Access | None) -> Found:
     name = uri.removeprefix(HUB).rstrip("/")
     if not _REPOSITORY.fullmatch(name):
         raise CliError(f"{uri}: must be hf://ORG/NAME, such as hf://{published()[0].name}")
@@ -62,11 +64,15 @@ def _on_the_hub(uri: str) -> Found:
     file = cached(hub, name)
     if file is not None:
         return Found(_read(file), last, uri)
+    asked = access is not None and at_hand(access, os.environ)
+    if access is not None and asked and (report := report_of(access, uri)):
+        return Found(_config(report, "the report of an inspection"), last, uri)
+    nowhere = "the cluster that kubectl reads shows no inspection of it" if asked else "no cluster was asked for an inspection of it"
     close = get_close_matches(name, known, n=2)
     hint = f"Did you mean {' or '.join(f'{HUB}{one}' for one in close)}? " if close else ""
     raise CliError(
-        f"{uri} is not one of the {len(known)} models that pagoda plan knows by name, and {hub} has no config.json of it. {hint}"
-        f"Give {ACCEPTED}, or - and the ConfigMap SERVICE-model of a service that has it: "
+        f"{uri} is not one of the {len(known)} models that pagoda plan knows by name, {hub} has no config.json of it, and {nowhere}. {hint}"
+        f"Give {ACCEPTED}, or --kubeconfig of a cluster with a service that has it, or - and that service's ConfigMap: "
         "kubectl get configmap SERVICE-model -o jsonpath='{.data.model\\.json}' | pagoda plan -"
     )
 

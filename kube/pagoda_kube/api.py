@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,6 +13,16 @@ from kubernetes.aio.client import ApiClient, Configuration
 OK: Final = 200
 # What decoding raises. Text that is not UTF-8 is none of msgspec's errors.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+
+# The API server stores fields without a schema up to 10,000 levels deep, and a list or an event adds two. CPython 3.11 counts the levels of
+# a C decoder and of calls together, and stops at 1,000.
+_LEVELS: Final = 20_000
+
+
+def allow_deep_objects() -> None:
+    """Lets this process decode whatever the API server stores. Without it one such object ends each list and watch of its kind, and with
+    them whoever cannot start without a list. Called once, when a process starts."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _LEVELS))
 
 
 class ApiFault(Exception):

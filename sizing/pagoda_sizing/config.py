@@ -6,7 +6,7 @@ Called by `families`. Reads no file (the CLI does) and knows no architecture.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class Config:
     def real(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; absent is `default`, or refused where there is none."""
         value = default if self.get(key) is None else self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise BadConfig(f"config.json: {key} must be a finite number above 0, got {value!r}")
         return float(value)
 

@@ -87,8 +87,9 @@ class Device:
     """The day when the price's page was read, as 2026-11-09."""
 
     def rate(self, number_format: str) -> float:
-        """FLOP/s in a number format. Turing has no bf16: its 16 bits are fp16."""
-        return self.flops.get(number_format) or self.flops.get("bf16") or self.flops["fp16"]
+        """FLOP/s in a number format; of one without a rate, that of 16 bits. A device whose fp16 is listed has no bf16: PyTorch computes it
+        in fp32, more slowly."""
+        return self.flops.get(number_format) or self.flops.get("fp16") or self.flops["bf16"]
 
 
 @cache

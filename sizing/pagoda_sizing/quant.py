@@ -32,7 +32,7 @@ WEIGHTS: Final = {
         Format("bf16", 16, 0, 1, "bf16"),
         Format("fp8", 8, 32, 128 * 128, "fp8"),  # one fp32 scale per 128 x 128 block (DeepSeek-V3's layout)
         Format("int8", 8, 16, 4096, "int8"),  # one bf16 scale per output row; rows are about 4,096 long
-        Format("int4", 4, 32, 128, "bf16"),  # g128: bf16 scale and zero point per group; weights only, computed in bf16
+        Format("int4", 4, 32, 128, "fp16"),  # g128: 16-bit scale and zero point per group; weights only, computed in 16 bits
         Format("nvfp4", 4, 8, 16, "fp4"),  # one e4m3 scale per 16
     )
 }

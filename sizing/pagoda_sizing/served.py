@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pagoda_sizing.config import Config
+from pagoda_sizing.errors import SizingError
 from pagoda_sizing.model import Model
+from pagoda_sizing.rope import rope_of
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",
@@ -19,6 +22,19 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """Their `model_type`, by the name that config.json has."""
+
+# Ten times what any published model has. A file of a hundred bytes must not keep the loader busy for hours over 2^39 experts.
+LARGEST: Final = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**18,
+    "intermediate_size": 2**21,
+    "moe_intermediate_size": 2**21,
+    "num_hidden_layers": 2048,
+    "num_attention_heads": 4096,
+    "num_experts": 2**13,
+    "num_local_experts": 2**13,
+    "head_dim": 2**14,
+}
 
 
 def unserved(config: Mapping[str, Any]) -> str:
@@ -36,7 +52,28 @@ def unserved(config: Mapping[str, Any]) -> str:
         method = stored.get("quant_method") if isinstance(stored, dict) else stored
         return f"its weights are stored as {method!r:.100}; they must be float32, float16 or bfloat16"
     activation = config.get("hidden_act") or "silu"
-    return "" if activation == "silu" else f"hidden_act {activation!r:.100} is not served; it must be silu"
+    if activation != "silu":
+        return f"hidden_act {activation!r:.100} is not served; it must be silu"
+    return beyond(config) or _rope(config)
+
+
+def beyond(config: Mapping[str, Any]) -> str:
+    """Returns which dimension is larger than any model's; empty if none is."""
+    found = ((key, config.get(key), most) for key, most in LARGEST.items())
+    wrong = (f"config.json: {key} must be at most {most}, got {value!r:.64}" for key, value, most in found if _above(value, most))
+    return next(wrong, "")
+
+
+def _above(value: Any, most: int) -> bool:
+    return isinstance(value, int) and value > most
+
+
+def _rope(config: Mapping[str, Any]) -> str:
+    try:
+        rope_of(Config(dict(config), {}))
+    except SizingError as refused:
+        return str(refused)
+    return ""
 
 
 def misshapen(model: Model) -> str:

@@ -65,7 +65,7 @@ def _devices() -> str:
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
-    wide = f"{device.rate('bf16') / TERA:g}" + ("" if "bf16" in device.flops else " (fp16)")
+    wide = f"{device.rate('bf16') / TERA:g}" + (" (in fp32)" if "fp16" in device.flops else "")
     rates = (f"{device.flops[name] / TERA:g}" if name in device.flops else "" for name in ("fp8", "int8", "fp4"))
     sizes = (f"{device.memory_bytes / GB:g}", f"{device.bytes_per_s / GB:g}")
     price = f"{device.price_kind}, {device.price_read}" if device.price_read else ""

@@ -3,6 +3,12 @@ local hs = {}
 local status = obj.status
 
 if status == nil or status.conditions == nil then
+  -- A ServingProfile that is of no install's class has no status.
+  if obj.kind == "ServingProfile" then
+    hs.status = "Healthy"
+    hs.message = ""
+    return hs
+  end
   hs.status = "Progressing"
   hs.message = "not looked at by the operator yet"
   return hs

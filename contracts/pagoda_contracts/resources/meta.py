@@ -92,6 +92,23 @@ def _our_version(value: str) -> str:
     return value
 
 
+_DEEPEST: Final = 64
+
+
+def _no_deeper(template: dict[str, Any]) -> dict[str, Any]:
+    """A pod's own fields have 12 levels. The API server stores up to 10,000 where it has no schema, more than most readers bear."""
+    level: list[Any] = [template]
+    for _ in range(_DEEPEST):
+        inner = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
+        level = [value for value in inner if isinstance(value, dict | list)]
+    if level:
+        raise broken(f"nested deeper than {_DEEPEST} levels", "")
+    return template
+
+
+PodTemplate = Annotated[dict[str, Any], AfterValidator(_no_deeper)]
+"""A part of a pod template: metadata and spec."""
+
 ApiVersion = Annotated[str, AfterValidator(_our_version)]
 """The one version served."""
 

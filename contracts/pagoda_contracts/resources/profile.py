@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -20,6 +20,7 @@ from pagoda_contracts.resources.meta import (
     LabelValue,
     Model,
     ObjectMeta,
+    PodTemplate,
     Rule,
     Subdomain,
 )
@@ -149,7 +150,7 @@ class ServingProfileSpec(Model):
         default=None, description=f"CUDA version that a node's driver must offer the daemon's image; {DAEMON_CUDA} if absent."
     )
     shared_memory: Quantity | None = Field(default=None, description="Size of /dev/shm, such as 8Gi; the runtime's 64Mi if absent.")
-    pod_template: dict[str, Any] | None = Field(
+    pod_template: PodTemplate | None = Field(
         default=None,
         description="Pod template (metadata, spec) of every replica, for settings that have no field of their own. It is "
         "laid over the fields above.",

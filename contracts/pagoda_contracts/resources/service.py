@@ -21,6 +21,7 @@ from pagoda_contracts.resources.meta import (
     Labels,
     Model,
     ObjectMeta,
+    PodTemplate,
     Rule,
     ServedName,
     Subdomain,
@@ -196,7 +197,7 @@ class InferenceServiceSpec(Model):
         description="A Secret whose entry `keys` has the SHA-256 digests of clients' keys. Replicas then let these clients in, from the "
         "service's own namespace, without a gateway.",
     )
-    pod_template: dict[str, Any] | None = Field(
+    pod_template: PodTemplate | None = Field(
         default=None,
         description="Overlay on the pod template; only paths that the profile allows.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},

@@ -14,25 +14,13 @@ from typing import Any, Final
 
 from pagoda_sizing.config import Config
 from pagoda_sizing.errors import SizingError
+from pagoda_sizing.served import beyond
 from pagoda_sizing.windows import Windows, all_layers, qwen_all, qwen_upper
 
 from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.scaling import LinearScaling, Llama3Scaling, YarnScaling, parse_rope
 
 ACTIVATIONS: Final = ("silu",)
-
-# Ten times what any published model has. A file of a hundred bytes must not keep the loader busy for hours over 2^39 experts.
-LARGEST: Final = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**18,
-    "intermediate_size": 2**21,
-    "moe_intermediate_size": 2**21,
-    "num_hidden_layers": 2048,
-    "num_attention_heads": 4096,
-    "num_experts": 2**13,
-    "num_local_experts": 2**13,
-    "head_dim": 2**14,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +176,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise ModelRejected(
             f"quantization_config: weights stored as {method!r} are not supported; they must be float32, float16 or bfloat16"
         )
-    for key, most in LARGEST.items():
-        if isinstance(raw.get(key), int) and raw[key] > most:
-            raise ModelRejected(f"config.json: {key} must be at most {most}, got {raw[key]!r:.64}")
+    if why := beyond(raw):
+        raise ModelRejected(why)
     activation = raw.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
         raise ModelRejected(f"hidden_act {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}")

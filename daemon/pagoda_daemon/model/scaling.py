@@ -1,20 +1,15 @@
 """Rotary embedding as config.json describes it: the base and how positions beyond the training length are squeezed in.
 
-Called by `model.config`; `model.rope` makes tables of it. Reads the keys of transformers 4 (`rope_scaling`, `rope_theta`) and 5
-(`rope_parameters`); where both are there, `rope_scaling` wins, as in transformers. No torch.
+Called by `model.config`; `model.rope` makes tables of it. What no daemon computes, `pagoda_sizing.rope` refuses. No torch.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 from pagoda_sizing.config import Config
-
-from pagoda_daemon.core.errors import ModelRejected
-
-ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn")
+from pagoda_sizing.rope import rope_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +52,7 @@ class Rope:
 
 def parse_rope(config: Config, theta: float) -> Rope:
     """What `config` says; `theta` is the family's own default of `rope_theta`."""
-    rope = _section(config)
-    kind = rope.text("rope_type") or rope.text("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise ModelRejected(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    if rope.real("partial_rotary_factor", config.real("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelRejected("partial_rotary_factor other than 1 is not supported")
+    kind, rope = rope_of(config)
     theta = rope.real("rope_theta", config.real("rope_theta", theta))
     positions = config.number("max_position_embeddings")
     if kind == "linear":
@@ -75,17 +65,6 @@ def parse_rope(config: Config, theta: float) -> Rope:
     # "dynamic" changes no frequency up to max_position_embeddings, and beyond it a request's keys would depend on the longest
     # sequence that happened to run beside it: served exactly, and not beyond.
     return Rope(theta, None, positions)
-
-
-def _section(config: Config) -> Config:
-    for key in ("rope_scaling", "rope_parameters"):
-        found = config.section(key)
-        nested = [name for name, value in (found or {}).items() if isinstance(value, dict)]
-        if nested:
-            raise ModelRejected(f"{key} differs by layer ({', '.join(nested)}); it must be the same for all layers")
-        if found:
-            return Config(found, {})
-    return Config({}, {})
 
 
 def _llama3(config: Config, rope: Config) -> Llama3Scaling:

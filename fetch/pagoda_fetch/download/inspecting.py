@@ -25,8 +25,8 @@ _MAX_TEXT: Final = 100
 # What no arithmetic reads and may be long.
 _UNREAD: Final = frozenset(
     (
-        *("id2label", "label2id", "task_specific_params", "auto_map", "transformers_version", "_name_or_path", "rope_scaling"),
-        *("rope_parameters", "modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "prefix", "bad_words_ids"),
+        *("id2label", "label2id", "task_specific_params", "auto_map", "transformers_version", "_name_or_path", "long_factor"),
+        *("short_factor", "modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "prefix", "bad_words_ids"),
     )
 )
 # What counts only by being there: code that comes with a model is never run.

@@ -21,6 +21,7 @@ from uuid import uuid4
 import structlog
 import uvloop
 from aiohttp import web
+from pagoda_kube.api import allow_deep_objects
 
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.demand.callers import callers_of
@@ -69,6 +70,7 @@ _BEAT_S: Final = 1.0
 
 def main(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
+    allow_deep_objects()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.tenant import TenantQuotaSpec
+from pagoda_placement.charges import GPU, Devices, of_product, slice_word
 from pagoda_sizing.platforms import unknown_product
 from pydantic import ValidationError
 
-from pagoda_operator.api.quota import GPU, Devices, of_product, slice_word
 from pagoda_operator.api.state import Json, explain
 
 

@@ -18,6 +18,7 @@ from pagoda_contracts.resources.service import INFERENCE_SERVICE, InferenceServi
 from pagoda_contracts.resources.tenant import TENANT_QUOTA
 from pagoda_contracts.units import parse_duration
 from pagoda_kube.cache import Key as Key  # noqa: PLC0414 (re-exported)
+from pagoda_placement.charges import Grant, Holding, with_successor
 from pagoda_placement.fit import Size
 from pagoda_placement.inventory import Inventory
 from pagoda_placement.values import Json as Json  # noqa: PLC0414 (re-exported)
@@ -25,7 +26,6 @@ from pydantic import ValidationError
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.pods import Answer, Pod
-from pagoda_operator.api.quota import Grant, Holding, with_successor
 from pagoda_operator.api.signals import Decision, ServiceSignals
 from pagoda_operator.api.starts import Phases, condition_of
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from pagoda_operator.api.caps import Quota
-from pagoda_operator.api.quota import (
+from pagoda_placement.charges import (
     Devices,
     Grant,
     Holding,
@@ -30,6 +29,8 @@ from pagoda_operator.api.quota import (
     names_product,
     spoken,
 )
+
+from pagoda_operator.api.caps import Quota
 from pagoda_operator.api.state import Key
 
 # A cache shows a write within a second or two; the API server gives up an unanswered write after a minute.

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.names import LABEL_SERVICE
+from pagoda_placement.charges import Grant, Holding, counted, devices_of, holdings, names_product
 from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.caps import Quota, of_namespace
-from pagoda_operator.api.quota import Grant, Holding, counted, devices_of, holdings, names_product
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Json, Key, Observed, Reader
 from pagoda_operator.decide.plan import Plan
 from pagoda_operator.decide.quota import Age, Ledger

@@ -26,11 +26,11 @@ from pagoda_contracts.names import (
     RESOURCE_GPU,
     RESOURCE_MIG_PREFIX,
 )
+from pagoda_placement.charges import GPU, names_product, slice_word
 from pagoda_placement.inventory import Inventory
 from pagoda_placement.values import digest
 
 from pagoda_operator.api.caps import Quota
-from pagoda_operator.api.quota import GPU, names_product, slice_word
 from pagoda_operator.api.state import QUOTAS, RESOURCE_QUOTAS, SERVICES, Child, Json
 from pagoda_operator.decide.render.overlay import lost
 from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write

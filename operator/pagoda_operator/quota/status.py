@@ -15,12 +15,12 @@ from pagoda_contracts.conditions.quota import IN_FORCE, NOT_ENFORCED, OVER_CAP, 
 from pagoda_contracts.conditions.types import Reason
 from pagoda_contracts.resources.meta import Condition
 from pagoda_contracts.resources.tenant import MigSlices, ProductUsage, TenantQuotaSpec, TenantQuotaStatus, Usage, WindowUsage
+from pagoda_placement.charges import GPU, Devices, names_product, of_product, slice_word, spoken
 from pagoda_placement.values import stamp
 from pydantic import ValidationError
 
 from pagoda_operator.api.caps import Quota
 from pagoda_operator.api.conditions import Conditions
-from pagoda_operator.api.quota import GPU, Devices, names_product, of_product, slice_word, spoken
 from pagoda_operator.api.state import QUOTAS
 from pagoda_operator.quota.keeper import Quotas
 from pagoda_operator.quota.native import Native, ensure_resource_quota

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagoda_placement.charges import Grant
 from pagoda_placement.fit import Size
 from pagoda_placement.inventory import Inventory
 from pagoda_placement.revision import Revision
 
-from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.state import Key, Observed
 from pagoda_operator.client.daemons import Daemons
 from pagoda_operator.client.replicas import Replicas

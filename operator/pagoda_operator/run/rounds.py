@@ -68,3 +68,5 @@ class Rounds:
             except ClusterError as error:
                 self._looked[uid] = _Looked(now - _PERIOD_S + _AGAIN_S, generation, number, number)
                 structlog.get_logger().warning("status_not_written", kind=type(one).__name__, name=one.name, error=str(error))
+            except Exception:  # noqa: BLE001 (one object's fault must not end the rounds of all)
+                structlog.get_logger().exception("status_bug", kind=type(one).__name__, name=one.name)

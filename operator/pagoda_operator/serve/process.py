@@ -22,7 +22,7 @@ import structlog
 from pagoda_contracts import metrics as words
 from pagoda_contracts.metrics import Metric
 from pagoda_contracts.names import LABEL_SERVICE, of_class
-from pagoda_kube.api import KubernetesApi
+from pagoda_kube.api import KubernetesApi, allow_deep_objects
 
 from pagoda_operator.api.errors import ClusterError, SettingsError
 from pagoda_operator.api.state import NAMESPACES, QUOTAS, Json, Resource
@@ -68,6 +68,7 @@ T = TypeVar("T")
 
 async def run(settings: Settings) -> int:
     """Run until a signal (0) or until a part ends on its own (1)."""
+    allow_deep_objects()
     configuration = await connect(settings.kubeconfig)
     if settings.namespaces:
         settings = settings._replace(namespaces=await _existing(KubeCluster(configuration), settings.namespaces))

@@ -202,7 +202,7 @@ def item(resource: Resource, body: Json) -> Item[Seen]:
 def _read(parse: Callable[[Json], Any], resource: Resource, body: Json) -> Any:
     try:
         return parse(body)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         structlog.get_logger().warning("object_not_read", kind=resource.kind, **key_of(body)._asdict(), error=repr(error))
         return None
 

@@ -16,12 +16,12 @@ from pagoda_contracts.names import DEFAULT_PROFILE, LABEL_CLASS, LABEL_SERVICE, 
 from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
+from pagoda_placement.charges import holdings
 from pagoda_placement.values import unix
 from pydantic import ValidationError
 
 from pagoda_operator.api.errors import ClusterError
 from pagoda_operator.api.pods import Pod, parse_pod
-from pagoda_operator.api.quota import holdings
 from pagoda_operator.api.state import (
     CHILD_RESOURCES,
     DEPLOYMENTS,

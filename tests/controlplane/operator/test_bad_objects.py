@@ -3,6 +3,7 @@
 Eight services at a time here; `make test-full` makes five hundred transitions.
 """
 
+import json
 import uuid
 from statistics import median
 
@@ -10,7 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pagoda_contracts.resources.service import INFERENCE_SERVICE
+from pagoda_operator.api.state import SERVICES
+from pagoda_operator.client.requests import path_of
 from support.clients.transitions import Transitions
+from support.kube.client import eventually
+from support.kube.fake_api import service_body
 from support.kube.namespace import Real
 from support.kube.schema_objects import edits, schema_of
 
@@ -55,6 +60,24 @@ def test_after_bad_objects_a_service_is_as_if_nothing_had_been(real, fresh, oper
     counts = run((real, fresh), operator, slots=8, rounds=3).counts
     assert counts["made valid"] == 24
     assert min(counts["refused by the operator"], counts["refused by the API server"], counts["deleted"]) >= 1, counts
+
+
+def test_a_template_of_thousands_of_levels_stalls_its_own_service_and_no_other(real, operator):
+    """The API server stores it. Whoever reads it by recursion ends, and with it all that it lists."""
+    levels = 9_000
+    body = json.dumps(service_body("deep", real.namespace))
+    template = '{"spec":' + '{"a":' * levels + "1" + "}" * levels + "}"
+    text = body.replace('"spec": {', f'"spec": {{"podTemplate": {template}, ', 1)
+    real.cluster.kubectl("create", "--raw", path_of(SERVICES, real.namespace), "-f", "-", input=text)
+    try:
+        where = ("get", "inferenceservices.serving.pagoda.dev/deep", "-n", real.namespace, "-o")
+        told = 'jsonpath={.status.conditions[?(@.type=="Stalled")].message}'
+        eventually(lambda: "nested deeper than 64 levels" in real.cluster.kubectl(*where, told), "the field is named")
+        real.apply()
+        real.serve()
+        real.reported(Ready="Available")
+    finally:
+        real.cluster.kubectl("delete", "inferenceservices.serving.pagoda.dev/deep", "-n", real.namespace)
 
 
 @pytest.mark.sweep

@@ -90,6 +90,7 @@ OTHERS: Final[tuple[Any, ...]] = (
     *(None, True, False, [], {}, [[]], [{}], {"": None}, [None], [[[]]], {"type": "json_object"}, {"type": "nonsense"}, [True], ["a", 1]),
     *([0] * 3, [-1], [2**31], [1.5], ["a"] * 200, {"1": 1}, {"-1": 1}, {"x": 1}, {"1": 1000}, {"a": {"b": {"c": {}}}}),
 )
+WRONG: Final = (*NUMBERS, *TEXTS, *OTHERS)
 METHODS: Final = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE")
 
 
@@ -106,8 +107,8 @@ class Hostile:
 
 
 def hostile_requests(others: int, seed: int, *, whole: bool = False) -> Iterator[Hostile]:
-    """Every field with every wrong value, alone (a refusal of one hides what a second would do), and others between. The first are of each
-    endpoint one. Endpoints that have the same field take turns with its values; `whole`: each gets all of them."""
+    """Fields with wrong values, alone (a refusal of one hides what a second would do), and others between. The first are of each endpoint
+    one. Each field gets every second value, for which the endpoints that have it take turns; `whole`: each endpoint gets all of them."""
     luck = random.Random(seed)
     makers = [confused, foreign, nested, nested_items, random_json, broken, wild_path, bodyless]
     todo: list[Any] = [*_pairs(whole), *(luck.choice(makers) for _ in range(others))]
@@ -129,8 +130,11 @@ def _pairs(whole: bool) -> Iterator[tuple[str, str, Any]]:
         for field in fields:
             having.setdefault(field, []).append(path)
     for turn, (field, paths) in enumerate(having.items()):
-        for number, wrong in enumerate((*NUMBERS, *TEXTS, *OTHERS)):
-            yield from ((path, field, wrong) for path in (paths if whole else [paths[(turn + number) % len(paths)]]))
+        for number, wrong in enumerate(WRONG):
+            if whole:
+                yield from ((path, field, wrong) for path in paths)
+            elif (turn + number) % 2 == 0:
+                yield paths[number // 2 % len(paths)], field, wrong
 
 
 def _headers(luck: random.Random) -> dict[str, str]:

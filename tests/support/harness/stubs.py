@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pagoda_operator.api.pods import Answer, DaemonState, Order
-from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import ServiceSignals
 from pagoda_operator.api.state import Json, Key, Observed, Resource
 from pagoda_operator.decide.adapters.catalogue import Catalogue
@@ -19,6 +18,7 @@ from pagoda_operator.run.events import Recorder
 from pagoda_operator.watch.caches import Caches
 from pagoda_operator.watch.observe import Ages
 from pagoda_operator.watch.triggers import NameOwners
+from pagoda_placement.charges import Grant
 from pagoda_placement.inventory import Inventory
 
 

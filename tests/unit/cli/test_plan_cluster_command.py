@@ -225,7 +225,8 @@ def test_kinds_that_an_entry_uses_and_that_were_not_read_are_said(ask):
         (("-f", "FILE", "--nodes", "ODD"), "a Node cannot be read"),
         (("-f", "NONE",), "no InferenceService in"),
         (("-f", "WRONG",), "InferenceService/llama: spec.replicas: "),
-        ((LLAMA8, "--nodes", "FILE"), "need --filename"),
+        ((LLAMA8, "--nodes", "FILE"), "--nodes needs --filename"),
+        (("/", "--kube-context", "prod"), "config.json: No such file"),
     ],
 )  # fmt: skip
 def test_what_is_impossible_is_refused_in_one_line(capsys, tmp_path, arguments, words):

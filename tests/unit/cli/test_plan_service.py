@@ -121,7 +121,7 @@ def test_on_cpu_the_service_asks_for_the_catalogues_cores_and_memory(plan):
         (("hf://Qwen/Qwen3-0.6B", "--device", "mi300x"), "mi300x: there is no daemon for it"),
         (("hf://Qwen/Qwen3-0.6B", "--quantization", "fp8", "--device", "l4"), "l4: the daemon does not run fp8 weights on it"),
         (("hf://Qwen/Qwen3-0.6B", "--kv-dtype", "fp8"), "does not store keys and values as fp8; leave --kv-dtype out"),
-        (("hf://Qwen/Qwen3-0.6B", "--device", "t4"), "--yaml: no device fits; pagoda plan without --yaml says why"),
+        (("hf://Qwen/Qwen3-235B-A22B", "--device", "a10"), "--yaml: no device fits; pagoda plan without --yaml says why"),
         (("hf://Qwen/Qwen3-0.6B", "--context", "15"), "--yaml: spec.engine.maxModelLen: "),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_no_model_is_on_standard_input_is_refused(monkeypatch, given, says)
         ("hf://acme/none", "kubectl get configmap SERVICE-model -o jsonpath='{.data.model\\.json}' | pagoda plan -"),
         ("hf://acme", "must be hf://ORG/NAME"),
         ("hf://../../etc/passwd", "must be hf://ORG/NAME"),
-        ("s3://bucket/model", "pagoda plan connects to nothing"),
+        ("s3://bucket/model", "pagoda plan connects to no source"),
     ],
 )
 def test_a_model_that_is_not_at_hand_is_refused_with_what_is_accepted(tmp_path, monkeypatch, model, says):

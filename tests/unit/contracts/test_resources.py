@@ -11,7 +11,7 @@ import pytest
 from pagoda_contracts.crds.crdgen import KINDS, crd, files
 from pagoda_contracts.crds.schema import SchemaError, structural
 from pagoda_contracts.resources.meta import Model, Transition
-from pagoda_contracts.resources.profile import ServingProfile
+from pagoda_contracts.resources.profile import ServingProfile, ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceService
 from pydantic import Field, ValidationError
 
@@ -82,6 +82,19 @@ def test_refusals_name_the_field_or_what_is_accepted(path, value, expected):
 def test_a_reader_of_live_objects_ignores_what_a_newer_version_added():
     service = InferenceService.model_validate(edited("spec.fromTheFuture", 1), extra="ignore")
     assert service.spec.replicas == 1
+
+
+@pytest.mark.parametrize(("levels", "taken"), [(63, True), (64, False), (9_000, False)])
+def test_a_pod_template_is_not_nested_deeper_than_any_pod(levels, taken):
+    template = 1
+    for _ in range(levels):
+        template = [template]
+    spec = {"images": {"daemon": "a/b:c"}, "podTemplate": {"spec": template}}
+    if taken:
+        assert ServingProfileSpec.model_validate(spec).pod_template == spec["podTemplate"]
+    else:
+        with pytest.raises(ValidationError, match="nested deeper than 64 levels"):
+            ServingProfileSpec.model_validate(spec)
 
 
 def test_profile_pod_template_is_schemaless():

@@ -52,9 +52,9 @@ async def test_a_config_that_is_none_is_refused(tmp_path, hub, body):
 def test_sizing_reads_the_same_model_out_of_it(known):
     long = {
         "label2id": dict.fromkeys(map(str, range(3000)), 1),
-        "rope_scaling": {"long_factor": [1.0] * 4000},
+        "rope_scaling": {"type": "longrope", "long_factor": [1.0] * 64, "short_factor": [1.0] * 64},
         "auto_map": {"a": "b" * 500},
     }
     short = compact(known.config | long)
     assert parse_model(short) == parse_model(known.config)
-    assert (len(line(short)) < LIMIT - 300, short["auto_map"]) == (True, True)
+    assert (len(line(short)) < LIMIT - 300, short["auto_map"], short["rope_scaling"]) == (True, True, {"type": "longrope"})

@@ -10,6 +10,7 @@ from pagoda_daemon.runner.draw import draw as daemons_draw
 from pagoda_daemon.runner.noise import gumbel
 from pagoda_kernels.reference import sample as reference
 from pagoda_kernels.reference.sample import Draw
+from support.judges.close import assert_close
 
 PLACES = ("temperature", "top_k", "top_p", "min_p", "seed")
 
@@ -47,4 +48,4 @@ def test_the_noise_is_the_daemon_s():
     ids = torch.tensor([0, 1, 127_999, 2**30, 2**31 - 1], dtype=torch.int32)
     for seed, position in ((0, 0), (2**64 - 1, 2**31 - 1), (12345678901234567890, 77)):
         theirs = gumbel(ids, np.array([seed], np.uint64), np.array([position], np.int32))
-        torch.testing.assert_close(theirs[0].double(), reference.noise(ids, Draw(1.0, seed=seed, position=position)), rtol=1e-5, atol=1e-6)
+        assert_close(theirs[0].double(), reference.noise(ids, Draw(1.0, seed=seed, position=position)), rtol=1e-5, atol=1e-6)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 from kubernetes.aio.client import Configuration
 from pagoda_kube import reflector
-from pagoda_kube.api import ApiFault, KubernetesApi
+from pagoda_kube.api import ApiFault, KubernetesApi, allow_deep_objects
 from pagoda_kube.cache import Cache, Item, Key
 from pagoda_kube.reflector import Kind, Reflector, Signs
 from support.servers.loop_clock import LoopClock
@@ -91,6 +92,22 @@ async def test_pages_become_one_list_and_a_watch_begins_at_its_version(harness):
     assert watch == {"labelSelector": "l", "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": "20"}
     assert await harness.server.next_query() == first
     assert harness.known == {"b": "1", "c": "21", "d": "1"}
+
+
+@pytest.fixture
+def deep() -> Iterator[bytes]:
+    """A pod as deep as the API server stores one, in a process that was told."""
+    before, levels = sys.getrecursionlimit(), 9_998
+    allow_deep_objects()
+    yield json.dumps(pod("deep", "11") | {"spec": 0}).replace('"spec": 0', f'"spec": {"[" * levels}{"]" * levels}').encode()
+    sys.setrecursionlimit(before)
+
+
+async def test_an_object_of_thousands_of_levels_hides_no_other(deep, harness):
+    listed = json.dumps(page(pod("a"), {"here": 0})).encode().replace(b'{"here": 0}', deep)
+    harness.server.say((200, listed), [b'{"type": "MODIFIED", "object": %s}\n' % deep, event("ADDED", pod("b", "12"))])
+    assert await harness.asked(3) == ["list", "watch 10", "list"]
+    assert harness.known == {"a": "1", "b": "12", "deep": "11"}
 
 
 GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old"})

@@ -12,21 +12,21 @@ from pagoda_daemon.model.config import FAMILIES, parse_spec
 from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.host import Memory
 from pagoda_daemon.runner.kv_size import kv_shape, needs
+from pagoda_placement.model import of_config
 from pagoda_placement.place import place
 from pagoda_sizing.devices import catalogue
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.host import DEVICE_CONTEXT
 from pagoda_sizing.plan import Ask, Verdict, plan
 from pagoda_sizing.platforms import products, slices
-from pagoda_sizing.published import published
+from pagoda_sizing.published import published, published_model
 from pagoda_sizing.served import ARCHITECTURES, unserved
 from support.harness.inventories import gpu, inventory, mig, question, spec
 
 CONTEXT, ROWS = 4096, 64
 KINDS = {kind: name for name, kind in ARCHITECTURES.items()}
 MODELS = published()
-# `plan` does not count on bf16 of a device that has none in hardware, where PyTorch computes it all the same.
-DEVICES = [one for one in catalogue() if one.product.partition("-MIG-")[0] in products() and "bf16" in one.formats]
+DEVICES = [one for one in catalogue() if one.product.partition("-MIG-")[0] in products()]
 
 
 @cache
@@ -97,3 +97,35 @@ def test_the_tokens_of_a_step_that_are_asked_for_count_for_every_component(token
 
 def test_what_is_called_served_is_what_the_daemon_has():
     assert dict(ARCHITECTURES) == {name: family.model_type for name, family in FAMILIES.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
+            "rope_type 'longrope' is not supported; supported are default, linear",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs by layer (full_attention)"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object, got 'yarn'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1 is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 10**400}}, "partial_rotary_factor must be a finite number above 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 2048, got 1000000000"),
+        ({"vocab_size": 2**25}, "vocab_size must be at most 16777216, got 33554432"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not "),
+        ({"auto_map": {"AutoModel": "own.Model"}}, "config.json has auto_map"),
+    ],
+)
+def test_what_the_daemon_refuses_after_a_fetch_is_refused_before_it(changes, why):
+    config = published_model("meta-llama/Llama-3.1-8B").config | {"architectures": ["LlamaForCausalLM"]} | changes
+    with pytest.raises(ModelRejected) as refused:
+        parse_spec(config)
+    assert why in str(refused.value)
+    assert why in of_config(config).unserved
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "llama3", "yarn"])
+def test_a_rotary_embedding_that_the_daemon_computes_is_not_refused(kind):
+    scaled = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 4096, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = published_model("meta-llama/Llama-3.1-8B").config | {"architectures": ["LlamaForCausalLM"], "rope_scaling": scaled}
+    assert (parse_spec(config).layers, of_config(config).unserved) == (32, "")

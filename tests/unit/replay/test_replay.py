@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -16,18 +16,35 @@ from pagoda_replay.policies import Calendar, Hpa, hpa, pagoda, plain
 from pagoda_replay.simulation import Arrival, Bounds, Replica, SimulatedService, replay
 
 
+@lru_cache(maxsize=1)
+def trace(name: str) -> list[Arrival]:
+    """Up to half a million requests: the tests of one trace stand beside one another."""
+    return list(generate(SHAPES[name]))
+
+
 @cache
 def an_hpa_s(name):
     """What comes of the trace where an HPA follows it."""
     kind, bounds = Replica(start_s=SHAPES[name].start_s), Bounds()
-    return replay(list(generate(SHAPES[name])), hpa(kind, bounds), kind, bounds)
+    return replay(trace(name), hpa(kind, bounds), kind, bounds)
+
+
+@pytest.mark.deep
+def test_prediction_helps_on_the_diurnal_trace() -> None:
+    """Its day has four hours: the forecast is the operator's, only the day's length is given."""
+    shape = SHAPES["diurnal"]
+    arrivals, kind, bounds = trace("diurnal"), Replica(start_s=shape.start_s), Bounds()
+    spec = plain(bounds).model_copy(update={"predictive": Predictive(enabled=True)})
+    ours, theirs = replay(arrivals, pagoda(kind, bounds, spec, Calendar(day_s=4 * 3600.0)), kind, bounds), an_hpa_s("diurnal")
+    assert ours.missed - ours.too_long <= 0.5 * (theirs.missed - theirs.too_long)
+    assert ours.gpu_hours <= theirs.gpu_hours
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", SHAPES)
 def test_misses_and_hours_compared_with_an_hpa(name: str) -> None:
     shape = SHAPES[name]
-    arrivals, kind, bounds = list(generate(shape)), Replica(start_s=shape.start_s), Bounds()
+    arrivals, kind, bounds = trace(name), Replica(start_s=shape.start_s), Bounds()
     ours, theirs = replay(arrivals, pagoda(kind, bounds), kind, bounds), an_hpa_s(name)
     assert ours.requests == theirs.requests == len(arrivals), "nobody is lost"
     assert ours.missed <= theirs.missed
@@ -165,17 +182,6 @@ def test_the_command_names_an_invalid_spec(spec: dict[str, object], named: str, 
     file.write_text(json.dumps(spec))
     assert main([str(trace), "--scaling", str(file)]) == 2
     assert named in capsys.readouterr().err
-
-
-@pytest.mark.deep
-def test_prediction_helps_on_the_diurnal_trace() -> None:
-    """Its day has four hours: the forecast is the operator's, only the day's length is given."""
-    shape = SHAPES["diurnal"]
-    arrivals, kind, bounds = list(generate(shape)), Replica(start_s=shape.start_s), Bounds()
-    spec = plain(bounds).model_copy(update={"predictive": Predictive(enabled=True)})
-    ours, theirs = replay(arrivals, pagoda(kind, bounds, spec, Calendar(day_s=4 * 3600.0)), kind, bounds), an_hpa_s("diurnal")
-    assert ours.missed - ours.too_long <= 0.5 * (theirs.missed - theirs.too_long)
-    assert ours.gpu_hours <= theirs.gpu_hours
 
 
 def test_a_prompt_that_takes_too_long_by_itself_is_counted_apart() -> None:

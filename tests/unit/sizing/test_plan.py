@@ -79,7 +79,7 @@ def test_more_requests_than_a_service_has_unasked_fit_beside_a_step_for_all_of_t
 
 def test_a_format_that_a_device_does_not_run_is_unsupported():
     found = row(LLAMA8B, "t4", Ask(2048, quantisation="nvfp4"))
-    assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; it runs int8, int4")
+    assert (found.verdict, found.why) == (Verdict.UNSUPPORTED, "nvfp4 weights do not run on it; it runs bf16, int8, int4")
 
 
 def test_a_slice_refuses_ranks_without_refusing_the_plan():

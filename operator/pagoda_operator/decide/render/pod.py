@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from pagoda_contracts.conditions.service import INVALID_PROFILE, INVALID_SPEC, POD_TEMPLATE_FORBIDDEN
 from pagoda_contracts.conditions.types import Reason
-from pagoda_contracts.launch import AdaptersConfig, AuthConfig, DaemonConfig, EngineConfig, HealthConfig, ModelConfig, SloConfig
+from pagoda_contracts.launch import AdaptersConfig, AuthConfig, DaemonConfig, ModelConfig, SloConfig
 from pagoda_contracts.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DEVICES,
@@ -43,17 +43,16 @@ from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, has_sidecar
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.profile import ServingProfileSpec
 from pagoda_contracts.resources.service import InferenceServiceSpec
-from pagoda_contracts.units import parse_duration, parse_quantity
-from pagoda_placement.options import ranks
+from pagoda_contracts.units import parse_duration
+from pagoda_placement.charges import GPU, needs, written_products
+from pagoda_placement.charges import written as written_devices
 from pagoda_placement.result import Resolved
 from pagoda_placement.revision import Revision
 
 from pagoda_operator.api.callers import Callers
 from pagoda_operator.api.errors import SpecProblem
-from pagoda_operator.api.quota import GPU, needs, written_products
-from pagoda_operator.api.quota import written as written_devices
 from pagoda_operator.api.state import Key
-from pagoda_operator.decide.render import devices, fetch, host
+from pagoda_operator.decide.render import devices, fetch, host, launch
 from pagoda_operator.decide.render.overlay import covers, leaves, lost, merge, powerful_variable, written
 
 # Seconds from the end of the drain to the kill: closing streams, leaving the engine.
@@ -88,20 +87,14 @@ def daemon_config(inputs: Inputs) -> dict[str, Any]:
         service=f"{inputs.key.namespace}/{inputs.key.name}",
         revision=inputs.revision.hash,
         model=ModelConfig(path=path, served_names=spec.model.served_names or (inputs.key.name,)),
-        engine=_engine(spec, inputs.accelerator),
+        engine=launch.engine(spec, inputs.accelerator),
         drain_timeout=spec.drain.timeout,
         adapters=_adapters(spec),
         auth=_auth(inputs),
-        health=_health(spec),
+        health=launch.health(spec),
         slo=SloConfig(ttft=slo.ttft, itl=slo.itl) if slo else None,
     )
     return config.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _health(spec: InferenceServiceSpec) -> HealthConfig | None:
-    """The times that the service sets; None if it sets none."""
-    load = {"load_timeout": spec.engine.load_timeout} if spec.engine.load_timeout else {}
-    return HealthConfig(**(spec.health.model_dump() if spec.health else {}), **load) if spec.health or load else None
 
 
 def _auth(inputs: Inputs) -> AuthConfig | None:
@@ -172,27 +165,6 @@ def _check_overlay(overlay: dict[str, Any], inputs: Inputs) -> None:
         if (variable := powerful_variable(path)) and all(allowed.endswith(".env") for allowed in covering):
             message = f"podTemplate sets {written(path)}; the profile allows it only by the variable's own path: {written(variable)}"
             raise SpecProblem(POD_TEMPLATE_FORBIDDEN, message)
-
-
-def _engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfig:
-    engine, size = spec.engine, spec.engine.kv_cache.size
-    # A request without a limit leaves the cgroup open: without this, a replica of 2 cores starts a thread per core of the node.
-    cores = max(1, math.ceil(parse_quantity(accelerator.cpu.cores))) if accelerator.cpu else None
-    return EngineConfig(
-        max_model_len=engine.max_model_len,
-        max_concurrency=engine.max_concurrency,
-        token_budget=engine.tokens(cuda=accelerator.cpu is None),
-        dtype="bfloat16" if engine.dtype == "auto" else engine.dtype,
-        device=None if accelerator.cpu else "cuda",
-        tensor_parallel=count if (count := ranks(accelerator)) > 1 else None,
-        block_size=engine.kv_cache.block_size,
-        kv_bytes=int(parse_quantity(size)) if size is not None else None,
-        threads=engine.threads or cores,
-        quantization=None if engine.quantization == "none" else engine.quantization,
-        deterministic=engine.deterministic or None,
-        prefix_caching=None if engine.kv_cache.prefix_caching else False,
-        tool_parser=engine.tool_parser,
-    )
 
 
 def _memory_field(inputs: Inputs) -> str:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pagoda_contracts.names import LABEL_CLASS
+from pagoda_contracts.resources.meta import ObjectMeta
 from pagoda_operator.api.errors import Unavailable
 from pagoda_operator.api.state import PROFILES, SERVICES
 from pagoda_operator.decide.status.profile import Profile
@@ -117,3 +118,17 @@ def test_a_write_that_fails_is_made_again_after_ten_seconds():
     for now[0] in range(0, 21, 2):
         asyncio.run(rounds.each([Profile("p")], fail))
     assert tries == [0, 10, 20]
+
+
+def test_one_object_s_fault_ends_no_round_of_the_others():
+    looked = []
+
+    async def look(profile):
+        looked.append(profile.name)
+        raise KeyError(profile.name)
+
+    rounds = Rounds(lambda: 0.0)
+    profiles = [Profile(name, meta=ObjectMeta(name=name, uid=name)) for name in ("a", "b")]
+    asyncio.run(rounds.each(profiles, look))
+    asyncio.run(rounds.each(profiles, look))
+    assert looked == ["a", "b"], "and it is looked at again in its turn"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pagoda_daemon.api.openai.fields import foreign
 from pagoda_daemon.api.openai.requests import ChatRequest, CompletionRequest, parse
 from pagoda_daemon.core.errors import BadRequest
+from support.clients.hostile_requests import SAMPLES, WRONG
 from support.suite.profiles import examples
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -295,6 +296,20 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "n", "user", "stop_token_ids", "x"})
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_every_field_is_parsed_or_refused_with_every_wrong_value(kind):
+    """A replica is asked with half of them (tests/security/test_hostile.py)."""
+    refused = 0
+    for name in kind.__struct_fields__:
+        for wrong in WRONG:
+            try:
+                parse(json.dumps(SAMPLES[kind] | {name: wrong}).encode(), kind, [])
+            except BadRequest:
+                refused += 1
+    assert refused > len(kind.__struct_fields__) * len(WRONG) / 2
 
 
 @pytest.mark.deep

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagoda_contracts.names import ANNOTATION_DEVICE_FAULT, ANNOTATION_DRAIN_DEADLINE, ANNOTATION_WITH_SUCCESSOR
 from pagoda_operator.api.pods import Answer, DaemonState, Pod
-from pagoda_operator.api.quota import Grant
 from pagoda_operator.api.signals import MISSING_S, EndpointSignal, Seen
 from pagoda_operator.api.state import DEPLOYMENTS, PODS
 from pagoda_operator.decide.health import Case, step
 from pagoda_operator.decide.placement import ask
 from pagoda_operator.decide.plan import _rollout_state
 from pagoda_operator.decide.replicas.replicas import current_state
+from pagoda_placement.charges import Grant
 from support.harness.unhealthy import SILENT, STUCK, WELL, WRONG, UnhealthyHarness
 from support.kube.fake_api import Crash, is_ready, running
 from support.suite.profiles import examples

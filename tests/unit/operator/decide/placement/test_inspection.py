@@ -120,6 +120,7 @@ def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "its weights are stored as 'awq'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served"),
         ({"head_dim": 63}, "head_dim 63 is odd"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope' is not supported"),
     ],
 )
 def test_a_model_that_no_daemon_serves_is_rejected_before_a_replica_is_made(config, why):
@@ -135,7 +136,7 @@ def test_a_model_that_no_daemon_serves_is_rejected_before_a_replica_is_made(conf
 
 def test_inspection_pod_is_deleted_if_no_device_can_hold_the_model():
     made = harness(mig(least="1Gi"))
-    ends(made, message=json.dumps({"config": LLAMA_CONFIG | {"num_hidden_layers": 4000}}))
+    ends(made, message=json.dumps({"config": LLAMA_CONFIG | {"num_hidden_layers": 2000}}))
     assert (made.reason(), inspectors(made), made.names(CONFIG_MAPS)) == ("NoAccelerator", [], ["tiny-model"])
 
 

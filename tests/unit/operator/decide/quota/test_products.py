@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_PRODUCTS
 from pagoda_contracts.resources.tenant import DeviceCaps
 from pagoda_operator.api.caps import Quota, parse_quota
-from pagoda_operator.api.quota import Holding, counted, devices_of, holdings, is_certain, spoken
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, Key
 from pagoda_operator.decide.quota import Age, Ledger
+from pagoda_placement.charges import Holding, counted, devices_of, holdings, is_certain, spoken
 from pydantic import ValidationError
 from support.harness.quota import QuotaHarness
 

@@ -11,7 +11,6 @@ from pagoda_contracts.names import ANNOTATION_DEVICES, LABEL_CLASS, LABEL_SERVIC
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_operator.api.caps import Quota
 from pagoda_operator.api.errors import Unavailable
-from pagoda_operator.api.quota import Grant, Holding, devices_of, holdings, needs, written
 from pagoda_operator.api.signals import Decision, Recommendation
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, PROFILES, QUOTAS, RESOURCE_QUOTAS, SERVICES, Key
 from pagoda_operator.decide.plan import plan
@@ -24,6 +23,7 @@ from pagoda_operator.run.queue import Outcome
 from pagoda_operator.run.reconcile import Reconciler
 from pagoda_operator.run.settings import Settings
 from pagoda_operator.watch.observe import observe
+from pagoda_placement.charges import Grant, Holding, devices_of, holdings, needs, written
 from support.harness.harness import Harness
 from support.harness.inventories import H100, cut, inventory, node, whole
 from support.harness.quota import LATE_S, SLICE, JitteryApi, LateApi, QuotaHarness

@@ -5,9 +5,9 @@ from types import MappingProxyType
 import pytest
 from pagoda_contracts.names import ANNOTATION_DEVICES, ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.caps import Quota
-from pagoda_operator.api.quota import Holding
 from pagoda_operator.api.state import PODS, PROFILES, QUOTAS, SERVICES, Key
 from pagoda_operator.decide.quota import Age, Ledger
+from pagoda_placement.charges import Holding
 from support.harness.quota import QuotaHarness
 
 # An invalid quota

@@ -52,6 +52,10 @@ def test_a_service_without_a_status_is_not_healthy():
     assert health(bare | {"status": {"conditions": []}})[0] == "Progressing"
 
 
+def test_a_profile_that_no_install_writes_a_status_of_holds_up_nothing():
+    assert health({"kind": "ServingProfile", "metadata": {"generation": 1}})[0] == "Healthy"
+
+
 def test_an_edit_that_is_not_observed_yet_is_progressing():
     body = STATES["serving"].body()
     body["metadata"]["generation"] += 1

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 from pagoda_contracts.names import (
@@ -27,8 +27,9 @@ from pagoda_contracts.names import (
     RESOURCE_MIG_PREFIX,
 )
 from pagoda_contracts.resources.placement import Accelerator
-from pagoda_placement.values import Json
 from pagoda_sizing.platforms import matches
+
+from pagoda_placement.values import Json
 
 Devices = Mapping[str, int]
 """Word (`gpu`, `mig-1g.10gb`) → count; absent is 0. `gpu:NVIDIA-L4|NVIDIA-L40S` repeats those of `gpu` whose product is one of these."""
@@ -80,30 +81,42 @@ class Holding:
 
     def uses(self, cap: str, on: On) -> int:
         """At most so many devices that a cap counts are in use or on their way."""
+        held, each = self.target + self.leaving, self._counted(cap)
+        if not each or self._is_certain(cap):
+            return each * held
         there = self._known(cap, (*self.nodes, *self.ending), on)
-        return counted(self.need, cap) * max(self.target + self.leaving - there.count(False), there.count(True))
+        return each * max(held - there.count(False), there.count(True))
 
     def stays(self, cap: str, on: On) -> int:
         """At most so many of them are in use after all pods that leave are gone."""
-        apart = self._known(cap, self.nodes, on).count(False) - self._surplus
-        return counted(self.need, cap) * (self.target - min(self.target, max(0, apart)))
+        apart = 0 if self._is_certain(cap) else self._known(cap, self.nodes, on).count(False) - self._surplus
+        return self._counted(cap) * (self.target - min(self.target, max(0, apart)))
 
     def surely_stays(self, cap: str, on: On) -> int:
         """At least so many of them are."""
-        if is_certain(self.need, cap):
-            return counted(self.need, cap) * self.target
+        each = self._counted(cap)
+        if not each or self._is_certain(cap):
+            return each * self.target
         there = self._known(cap, self.nodes, on).count(True) - self._surplus
-        return counted(self.need, cap) * min(self.target, max(0, there))
+        return each * min(self.target, max(0, there))
 
     @property
     def _surplus(self) -> int:
         """Pods on `nodes` that may be ending already."""
         return max(0, self.leaving - len(self.ending))
 
+    @cached_property
+    def _products(self) -> str:
+        return _products(self.need)
+
+    def _counted(self, cap: str) -> int:
+        return _count(self.need, self._products, cap)
+
+    def _is_certain(self, cap: str) -> bool:
+        return len(_fits(self._products, cap)) == 1
+
     def _known(self, cap: str, nodes: tuple[str, ...], on: On) -> list[bool]:
-        """Of each pod whose node tells its product, whether the cap counts it. Empty if the pods' template tells all."""
-        if is_certain(self.need, cap):
-            return []
+        """Of each pod whose node tells its product, whether the cap counts it."""
         return [True in _fits(found, cap) for found in map(on, nodes) if found]
 
 
@@ -186,14 +199,18 @@ def names_product(cap: str) -> bool:
 
 def counted(need: Devices, cap: str) -> int:
     """Returns how many devices that a cap counts one replica may get."""
+    return _count(need, _products(need), cap)
+
+
+def _count(need: Devices, products: str, cap: str) -> int:
     if not names_product(cap):
         return need.get(cap, 0)
-    return need.get(GPU, 0) if True in _fits(_products(need), cap) else 0
+    return need.get(GPU, 0) if True in _fits(products, cap) else 0
 
 
 def is_certain(need: Devices, cap: str) -> bool:
     """Whether a replica gets nothing but what the cap counts, or nothing of it."""
-    return not names_product(cap) or len(_fits(_products(need), cap)) == 1
+    return len(_fits(_products(need), cap)) == 1
 
 
 def caps_of(words: Iterable[str]) -> Iterator[str]:
@@ -209,8 +226,10 @@ def _products(need: Devices) -> str:
 
 @lru_cache(maxsize=1024)
 def _fits(products: str, cap: str) -> frozenset[bool]:
-    """Whether GPUs of these products are what the cap counts; without products both is possible."""
+    """Whether GPUs of these products are what the cap counts; without products both is possible. Other caps are never in doubt."""
     word = cap.partition(_OF)[2]
+    if not word:
+        return frozenset((True,))
     return frozenset(matches(word, one) for one in products.split(_OR)) if products else frozenset((True, False))
 
 
