@@ -1,6 +1,5 @@
 """What `helm install` would create: checked by helm itself and held against our own rules for pods and roles."""
 
-import base64
 import json
 import re
 import subprocess
@@ -15,17 +14,32 @@ import yaml
 from pagoda_contracts import gateway_metrics, metrics
 from pagoda_contracts.launch import AuthConfig
 from pagoda_contracts.name_owners import read_reserved
-from pagoda_contracts.names import CLIENT_KEYS_KEY, GROUP, LABEL_CLASS, LABEL_COMPONENT, LABEL_NAME, PORT_METRICS, ROLE_METRICS, VERSION
+from pagoda_contracts.names import (
+    CLIENT_KEYS_KEY,
+    GROUP,
+    LABEL_CLASS,
+    LABEL_COMPONENT,
+    LABEL_NAME,
+    LABEL_SERVICE,
+    LABEL_SERVICE_UID,
+    PORT_METRICS,
+    VERSION,
+)
+from pagoda_contracts.resources.profile import ServingProfileSpec
+from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_daemon.api.access.auth import Guard
 from pagoda_daemon.api.access.caller import ROLE_CLIENT
-from pagoda_daemon.api.access.roles import ROUTES
-from pagoda_daemon.core.errors import Forbidden
 from pagoda_gateway.access.keys import KeyRing
 from pagoda_gateway.requests.outside import read_targets
 from pagoda_gateway.serve.settings import OPTIONS, load
 from pagoda_gateway.watch.key_secrets import read_secret
 from pagoda_operator.api.callers import Callers
-from pagoda_operator.api.state import Resource
+from pagoda_operator.api.state import Key, Resource
+from pagoda_operator.decide.render.children import Owner
+from pagoda_operator.decide.render.inspection import inspect_pod
+from pagoda_operator.decide.render.pod import Inputs, pod_template
+from pagoda_operator.decide.render.trial_pod import trial_pod
+from pagoda_placement.revision import identify
 from support.judges.rights import granted
 from support.kube.chart import CHART, NAMESPACE, RELEASE, images, metric_names, of_kind, profile, rendered, the
 from support.kube.client import Kube, eventually
@@ -33,6 +47,7 @@ from support.kube.cluster import Cluster, running_cluster
 from support.suite.tour import ROOT, blocks
 
 pytestmark = pytest.mark.cluster
+AIR_GAPPED = Path(__file__).parents[3] / "examples/values-air-gapped.yaml"
 EXAMPLES = Path(__file__).parents[3] / "examples/02-expose"
 MONITORING_SCHEMAS = Path(__file__).parents[2] / "data/monitoring"
 
@@ -186,6 +201,50 @@ def test_one_registry_and_one_pull_secret_reach_all_pods(cluster):
     own = [f"{one}.imagePullSecrets[0].name=own" for one in ("operator.pod", "gateway.pod", "defaultProfile")]
     both = rendered(cluster, "global.imagePullSecrets[0].name=pull", *own)
     assert [one["imagePullSecrets"] for one in (*pods_of(both).values(), profile(both))] == [[{"name": "pull"}, {"name": "own"}]] * 3
+
+
+def pods_of_a_service(made, spec):
+    """What the operator makes with the profile: a replica, a trial of its revision and an inspection of its model."""
+    parsed = InferenceServiceSpec.model_validate({"accelerators": [{"cpu": {"cores": 1, "memory": "1Gi"}}]} | spec)
+    entry, owner = parsed.accelerators[0], Owner("ns", "tiny", "uid")
+    revision = identify("tiny", parsed, entry)
+    template = pod_template(Inputs(Key("ns", "tiny"), revision, parsed, entry, made, {LABEL_SERVICE: "tiny", LABEL_SERVICE_UID: "u"}))
+    pinned = {"podTemplate": template, "profile": made.model_dump(mode="json", by_alias=True)}
+    return [
+        one["spec"] for one in (template, trial_pod(owner, revision.name, pinned, parsed.model.uri, ""), inspect_pod(owner, parsed, made))
+    ]
+
+
+def values_of(key, body):
+    """All values of a key in an object, at any depth."""
+    if isinstance(body, list):
+        return [found for one in body for found in values_of(key, one)]
+    if not isinstance(body, dict):
+        return []
+    return [value for name, value in body.items() if name == key] + [found for one in body.values() for found in values_of(key, one)]
+
+
+def test_without_internet_every_image_is_of_the_private_registry_by_digest_and_pulled_with_its_secret(cluster):
+    objects = rendered(cluster, values=AIR_GAPPED)
+    made = ServingProfileSpec.model_validate(profile(objects))
+    services = (
+        {"model": {"uri": "s3://bucket/model"}, "adapters": {}},
+        {"model": {"uri": "hf://org/model"}},
+        {"model": {"uri": "pvc://models"}},
+    )
+    served = [pods_of_a_service(made, spec) for spec in services]
+    pods = [*pods_of(objects).values(), *(pod for some in served for pod in some)]
+    assert [pod.get("imagePullSecrets") for pod in pods] == [[{"name": "pull"}]] * 11
+    pulled = [
+        image for body in (objects, pods, profile(objects)["podTemplate"]) for image in values_of("image", body) if isinstance(image, str)
+    ]
+    mine = re.compile(r"registry\.example\.com/mirror/pagoda/(operator|gateway|daemon|fetch)@sha256:[0-9a-f]{64}")
+    assert {mine.sub(r"\1", image) for image in pulled} == {"operator", "gateway", "daemon", "fetch"}
+    # A model comes from addresses of the values, too.
+    replica, trial, inspection = served[1]
+    for container in (replica["initContainers"][0], trial["initContainers"][0], inspection["containers"][0]):
+        assert {"name": "HF_ENDPOINT", "value": "https://hub.example.com"} in container["env"]
+    assert not {"0.0.0.0/0", "::/0"} & {entry.cidr for entry in made.egress}
 
 
 def test_the_registry_stands_before_images_that_name_none(cluster):
@@ -621,26 +680,6 @@ def test_monitors_select_what_exports(cluster):
 def callers_of(objects):
     (found,) = [body["data"]["callers.json"] for body in of_kind(objects, "ConfigMap") if "callers.json" in body.get("data", {})]
     return Callers.model_validate_json(found)
-
-
-def test_replicas_let_in_the_token_that_the_monitors_show(cluster, kube, tmp_path):
-    """The cluster writes the token into the Secret that the PodMonitor names, and a replica with the default authentication accepts it."""
-    objects = rendered(cluster, *MONITORING, "monitoring.serviceMonitor.namespaces={watching}")
-    shown = the(objects, "PodMonitor", "pagoda-replicas")["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"]
-    cluster.create_namespace(NAMESPACE)
-    made = [the(objects, kind, "pagoda-metrics") for kind in ("ServiceAccount", "Secret")]
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(made))
-    secret = ("get", "secret", shown["name"], "-n", NAMESPACE, "-o", f"jsonpath={{.data.{shown['key']}}}")
-    token = base64.b64decode(eventually(lambda: cluster.kubectl(*secret), "the cluster writes the token")).decode()
-    (tmp_path / "jwks.json").write_text(json.dumps(kube.read("/openid/v1/jwks")))
-    callers = callers_of(objects)
-    files = {"jwks_file": str(tmp_path / "jwks.json"), "subjects_file": str(tmp_path / "subjects.json")}
-    guard = Guard(AuthConfig(tokens=callers.auth().tokens.model_copy(update=files)))
-    assert guard.allow(ROUTES["/metrics"], f"Bearer {token}").role == ROLE_METRICS
-    with pytest.raises(Forbidden):
-        guard.allow(ROUTES["/v1/completions"], f"Bearer {token}")
-    assert callers.metrics_namespaces == ("watching",)
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def test_rules_and_dashboard_name_only_metrics_that_are_exported(cluster):

@@ -13,7 +13,7 @@ from support.kube.cluster import Cluster
 CHART = Path(__file__).parents[3] / "charts/pagoda"
 RELEASE, NAMESPACE = "pagoda", "pagoda-system"
 Body = dict[str, Any]
-_texts: dict[tuple[str, str, tuple[str, ...]], str] = {}
+_texts: dict[tuple[str, str, Path | None, tuple[str, ...]], str] = {}
 
 
 class _Strict(yaml.CSafeLoader):
@@ -29,11 +29,12 @@ def _mapping(loader: _Strict, node: yaml.MappingNode) -> Body:
 _Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
-def rendered(cluster: Cluster, *settings: str, chart: Path = CHART) -> list[Body]:
+def rendered(cluster: Cluster, *settings: str, chart: Path = CHART, values: Path | None = None) -> list[Body]:
     """All objects, with values set as on Helm's command line. Helm takes half a second, so its text is kept."""
-    key = (cluster.name, str(chart), settings)
+    key = (cluster.name, str(chart), values, settings)
     if key not in _texts:
-        options = [option for setting in settings for option in ("--set", setting)]
+        options = ["--values", str(values)] if values else []
+        options += [option for setting in settings for option in ("--set", setting)]
         _texts[key] = cluster.helm("template", RELEASE, str(chart), "--namespace", NAMESPACE, *options)
     return [document for document in yaml.load_all(_texts[key], _Strict) if document]
 
