@@ -8,7 +8,7 @@ from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Denied
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
 from support.harness.harness import Harness
-from support.harness.status_states import LOST, NO_SECRET, STATES, come_up, no_secret
+from support.harness.status_states import LOST, NO_SECRET, STATES, cancelled, come_up, draining, no_secret, still_retiring
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import crashed, fetching, mount_failure, restarted, running, scheduled, unmounted, waiting
 
@@ -314,11 +314,24 @@ def test_a_new_revision_in_the_place_of_the_old_one_says_when_that_comes_back(st
             "a revision on trial",
             "; waiting since 2026-01-01T00:00:00Z; at 2026-01-02T00:00:00Z the service returns to the old revision; 1 r",
         ),
-        ("a replica draining", "; at 2026-01-01T00:00:30Z their requests are ended"),
+        ("a replica draining", "; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:00:30Z their requests are ended"),
+        ("a replica that is not needed before it served", "; waiting since 2026-01-01T00:00:00Z; this wait has no deadline"),
+        ("an old revision draining", "; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:00:30Z their requests are ended"),
     ],
 )
 def test_a_wait_for_something_else_says_since_when_or_until_when(state, then):
     assert then in loudest(STATES[state].body())
+
+
+@pytest.mark.parametrize("make", [draining, cancelled, still_retiring])
+def test_what_goes_keeps_the_time_since_when(make):
+    harness = make()
+    before = loudest(harness.api.of(SERVICES)[0])
+    assert "; waiting since 2026-01-01T00:00:00Z; " in before
+    for _ in range(3):
+        harness.later += timedelta(seconds=2)
+        harness.run()
+        assert loudest(harness.api.of(SERVICES)[0]) == before
 
 
 def test_an_object_that_is_being_deleted_is_waited_for_since_then():
@@ -337,7 +350,7 @@ def test_a_wait_for_devices_without_a_deadline_says_so():
 def test_what_goes_is_drained_only_if_it_serves():
     said = {name: loudest(STATES[name].body()) for name in ("a replica draining", "a replica that is not needed before it served")}
     assert [words.split()[4:6] for words in said.values()] == [["ready;", "draining"], ["ready;", "removing"]]
-    assert said["a replica that is not needed before it served"].endswith(": not needed before it served")
+    assert ": not needed before it served; waiting since" in said["a replica that is not needed before it served"]
 
 
 def loudest(body):
