@@ -47,6 +47,7 @@ _STAMPS: Final = 8
 _MOUNT_S: Final = 2.0
 _LONGEST_LOOK_S: Final = 30.0
 _VOLUME: Final = re.compile(r'for volume "([^"]+)"[\s:]*(.+)', re.DOTALL)
+_NUMBERS: Final = re.compile(r'("[^"]*")|\S*\d\S*')  # a name in quotes is no number
 _MAX_FAULTS: Final = 3
 
 
@@ -90,7 +91,7 @@ async def with_mount_faults(lister: Lister, observed: Observed) -> Observed:
         events = await lister.pod_events(observed.meta.namespace, pod.name)
     except ClusterError:  # a role of before may not read them, and the pod waits all the same
         return observed
-    return replace(observed, mount_faults={pod.uid: _faults(events, pod.uid)})
+    return replace(observed, mount_faults={pod.uid: faults(events, pod.uid)})
 
 
 def look_again(observed: Observed) -> float | None:
@@ -109,14 +110,24 @@ def _waited(observed: Observed, pod: Pod) -> float:
     return observed.now - (pod.unmounted_since or observed.now)
 
 
-def _faults(events: Iterable[Json], uid: str) -> str:
-    """The first word about each volume: later ones may hold what differs with each try, and each difference would be a write."""
-    mine = [event for event in events if event.get("regarding", {}).get("uid") == uid and event.get("type") == "Warning"]
-    found: dict[str, str] = {}
-    for event in sorted(mine, key=lambda event: str(event["metadata"].get("creationTimestamp", ""))):
-        if (words := _VOLUME.search(str(event.get("note", "")))) is not None:
-            found.setdefault(words[1], f"volume {words[1]!r}: {words[2].strip()}")
-    return "; ".join(list(found.values())[:_MAX_FAULTS])
+def faults(events: Iterable[Json], uid: str) -> str:
+    """The kubelet's latest words about each volume, the newest first; none about one of which nothing was said since another's words came.
+    Each difference is a write: of words that differ by the number of the try alone, the first count."""
+    said: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for event in events:
+        words = _VOLUME.search(str(event.get("note", "")))
+        if words is not None and event.get("regarding", {}).get("uid") == uid and event.get("type") == "Warning":
+            said.setdefault((words[1], _NUMBERS.sub(r"\1", words[2])), []).append((*_told(event), words[2].strip()))
+    spans = sorted((max(last for _, last, _ in found), *min(found)[::2], volume) for (volume, _), found in said.items())
+    latest = {volume: (-first, f"volume {volume!r}: {text}", last) for last, first, text, volume in spans}
+    newest = -min((one[0] for one in latest.values()), default=0.0)
+    return "; ".join([text for _, text, last in sorted(latest.values()) if last >= newest][:_MAX_FAULTS])
+
+
+def _told(event: Json) -> tuple[float, float]:
+    """When the Event came first and last, by the clock of its writer."""
+    first = event.get("deprecatedFirstTimestamp") or event.get("eventTime")
+    return unix(first) or 0.0, unix(event.get("deprecatedLastTimestamp") or first) or 0.0
 
 
 def profile_name(body: Json) -> str:

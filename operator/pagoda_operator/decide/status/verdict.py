@@ -7,7 +7,7 @@ import re
 from typing import Final, Literal, NamedTuple
 
 from pagoda_contracts.conditions import service as reasons
-from pagoda_contracts.conditions.types import NO_DEADLINE, READY, SERVING, STALLED, Reason
+from pagoda_contracts.conditions.types import NO_DEADLINE, READY, RECONCILING, SERVING, STALLED, Reason
 from pagoda_contracts.launch import HealthConfig
 from pagoda_contracts.names import EXIT_PERMANENT, FETCHED_LINK, MODEL_MOUNT
 from pagoda_contracts.resources.effect import CLAIM_SCHEME, fetched, idle_scaling, ignored_fields
@@ -28,6 +28,7 @@ from pagoda_operator.decide.replicas.replicas import refused
 Kind = Literal["settled", "reconciling", "stalled"]
 _FAILED: Final = (reasons.RESTARTING, reasons.CRASH_LOOPING)
 _RETURNS: Final = "the service returns to the old revision"
+_GOING_SINCE: Final = re.compile(r"(?:draining|removing) .*; waiting since (\S+);")
 _LOAD: Final[str] = HealthConfig.model_fields["load_timeout"].default
 
 
@@ -164,10 +165,11 @@ def _arrived(observed: Observed, plan: Plan, ready: int) -> Verdict:
     if plan.rollout is not None and plan.rollout.waits:
         return Verdict("reconciling", reasons.ROLLING_OUT, f"{message}; {plan.rollout.waits}", well)
     if plan.retiring:
-        return Verdict("reconciling", reasons.ROLLING_OUT, f"{message}; draining {', '.join(plan.retiring)}", well)
+        said = f"draining {', '.join(plan.retiring)}{_going(observed, plan, reasons.ROLLING_OUT)}"
+        return Verdict("reconciling", reasons.ROLLING_OUT, f"{message}; {said}", well)
     if plan.leaving:
-        reason, going = _leaving(observed, plan)
-        return Verdict("reconciling", reason, f"{message}; {going}", well)
+        reason, said = _leaving(observed, plan)
+        return Verdict("reconciling", reason, f"{message}; {said}", well)
     message += "" if well else ", and no replica has ever served"
     return Verdict("settled", reasons.AVAILABLE if wanted else reasons.SCALED_TO_ZERO, message, well)
 
@@ -182,9 +184,17 @@ def _leaving(observed: Observed, plan: Plan) -> tuple[Reason, str]:
         "removing {}: not needed before it served": [name for name in plan.leaving if name not in serving | bad],
     }
     said = "; ".join(what.format(", ".join(names)) for what, names in parts.items() if names)
+    reason = reasons.ROLLING_OUT if plan.retiring else reasons.DRAINING if parts["draining {}"] else reasons.REMOVING
+    return reason, said + _going(observed, plan, reason)
+
+
+def _going(observed: Observed, plan: Plan, reason: Reason) -> str:
+    """Since when replicas go for this reason, and when their requests are ended. No object has the first time: the last status keeps it."""
+    last = next((one.message for one in observed.status.conditions if (one.type, one.reason) == (RECONCILING.name, reason.name)), "")
+    since = _GOING_SINCE.search(last)
     until = max((pod.drain_deadline_ms or 0 for pod in observed.pods if pod.name in plan.leaving), default=0)
-    said += f"; at {stamp(until / 1000)} their requests are ended" if until and parts["draining {}"] else ""
-    return reasons.DRAINING if parts["draining {}"] else reasons.REMOVING, said
+    then = f"at {stamp(until / 1000)} their requests are ended" if until and reason is not reasons.REMOVING else NO_DEADLINE
+    return waiting((unix(since[1]) if since else None) or observed.now, then)
 
 
 def _serving(observed: Observed, plan: Plan) -> str:
@@ -220,8 +230,7 @@ def _of_replicas(observed: Observed, plan: Plan, pods: list[Pod]) -> Stage:
     if not found and plan.rollout is not None and plan.rollout.waits:
         return Stage(0, reasons.ROLLING_OUT, plan.rollout.waits)
     if not found and plan.leaving:
-        reason, going = _leaving(observed, plan)
-        return Stage(0, reasons.ROLLING_OUT if plan.retiring else reason, going)
+        return Stage(0, *_leaving(observed, plan))
     return found or Stage(0, reasons.CREATING_PODS, "pods are being created")
 
 

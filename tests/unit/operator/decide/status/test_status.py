@@ -7,8 +7,10 @@ import pytest
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Denied
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
+from pagoda_operator.watch.observe import faults
+from pagoda_placement.values import stamp
 from support.harness.harness import Harness
-from support.harness.status_states import LOST, NO_SECRET, STATES, come_up, no_secret
+from support.harness.status_states import LOST, NO_SECRET, STATES, cancelled, come_up, draining, no_secret, still_retiring
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import crashed, fetching, mount_failure, restarted, running, scheduled, unmounted, waiting
 
@@ -225,8 +227,7 @@ def test_a_secret_that_cannot_be_mounted_is_named_with_its_field_in_one_write():
     wait = "waiting since 2026-01-01T00:00:00Z; this wait has no deadline"
     assert harness.conditions()["Ready"]["message"] == f"0 of 1 replicas ready: {named}; {wait}"
     written = len(harness.api.journal)
-    tried = 'MountVolume.SetUp failed for volume "credential-0" : run-r1.scope: secret "hf-token" not found'
-    harness.api.put(EVENTS, mount_failure(pod, tried, "2026-01-01T00:01:00.000000Z", 2))
+    harness.api.put(EVENTS, mount_failure(pod, NO_SECRET, "2026-01-01T00:01:00.000000Z", 2))
     stale = copy.deepcopy(pod)
     stale["metadata"]["uid"] = "another"
     harness.api.put(EVENTS, mount_failure(stale, NO_SECRET.replace("hf-token", "old"), "2026-01-01T00:00:00.000000Z", 3))
@@ -236,6 +237,56 @@ def test_a_secret_that_cannot_be_mounted_is_named_with_its_field_in_one_write():
     assert len(harness.api.journal) == written
     pod["status"] = running()
     assert (harness.settle(), harness.reason()) == (None, "LoadingModel")
+
+
+def told(volume, words, first, last, number):
+    """One of the kubelet's Events, by the seconds of its first and last time."""
+    pod = {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}}
+    made = mount_failure(pod, f'MountVolume.SetUp failed for volume "{volume}" : {words}', "2026-01-01T00:00:00Z", number)
+    times = {"deprecatedFirstTimestamp": stamp(first), "deprecatedLastTimestamp": stamp(last)}
+    return made | {"eventTime": None} | times
+
+
+HUB, KEY = 'secret "hub1" not found', "references non-existent secret key: token"
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([("a", HUB, 1, 1), ("a", HUB, 9, 9)], [f"volume 'a': {HUB}"]),
+        # The Secret is there now, and lacks a key.
+        ([("a", HUB, 1, 5), ("a", KEY, 6, 6)], [f"volume 'a': {KEY}"]),
+        ([("a", HUB, 1, 9), ("a", KEY, 6, 6)], [f"volume 'a': {HUB}"]),
+        # A name in quotes is told exactly, a number of the try is not.
+        ([("a", HUB, 1, 1), ("a", HUB.replace("1", "2"), 2, 2)], ["volume 'a': secret \"hub2\" not found"]),
+        (
+            [("a", "run-r1.scope: exit status 32", 1, 1), ("a", "run-r2f.scope: exit status 32", 60, 60)],
+            ["volume 'a': run-r1.scope: exit status 32"],
+        ),
+        # The kubelet tries both, one after the other.
+        ([("a", HUB, 1, 60), ("b", KEY, 2, 30)], [f"volume 'b': {KEY}", f"volume 'a': {HUB}"]),
+        ([("a", HUB, 1, 60), ("b", KEY, 2, 90)], [f"volume 'b': {KEY}", f"volume 'a': {HUB}"]),
+        # The first is mounted since.
+        ([("a", HUB, 1, 60), ("b", KEY, 61, 61)], [f"volume 'b': {KEY}"]),
+        ([(name, HUB, at, 9) for at, name in enumerate("abcd")], [f"volume '{name}': {HUB}" for name in "dcb"]),
+    ],
+)
+def test_the_kubelets_latest_words_about_each_volume_count_and_change_only_with_what_they_say(events, says):
+    told_so = [told(*event, number) for number, event in enumerate(events)]
+    assert faults(told_so, "u") == faults(reversed(told_so), "u") == "; ".join(says)
+    assert faults(told_so, "another") == ""
+
+
+def test_later_words_about_a_volume_are_one_write():
+    harness = no_secret()
+    (pod,) = harness.api.of(PODS)
+    written = len(harness.api.journal)
+    for number, second in ((2, 30), (3, 40)):
+        said = f'MountVolume.SetUp failed for volume "credential-0" : {KEY}'
+        harness.api.put(EVENTS, mount_failure(pod, said, f"2026-01-01T00:00:{second}.000000Z", number))
+        harness.settle()
+        assert f"volume 'credential-0': {KEY}; waiting" in harness.conditions()["Ready"]["message"]
+        assert len(harness.api.journal) == written + 1
 
 
 AT = "2026-01-01T00:0{}:00Z"
@@ -314,11 +365,24 @@ def test_a_new_revision_in_the_place_of_the_old_one_says_when_that_comes_back(st
             "a revision on trial",
             "; waiting since 2026-01-01T00:00:00Z; at 2026-01-02T00:00:00Z the service returns to the old revision; 1 r",
         ),
-        ("a replica draining", "; at 2026-01-01T00:00:30Z their requests are ended"),
+        ("a replica draining", "; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:00:30Z their requests are ended"),
+        ("a replica that is not needed before it served", "; waiting since 2026-01-01T00:00:00Z; this wait has no deadline"),
+        ("an old revision draining", "; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:00:30Z their requests are ended"),
     ],
 )
 def test_a_wait_for_something_else_says_since_when_or_until_when(state, then):
     assert then in loudest(STATES[state].body())
+
+
+@pytest.mark.parametrize("make", [draining, cancelled, still_retiring])
+def test_what_goes_keeps_the_time_since_when(make):
+    harness = make()
+    before = loudest(harness.api.of(SERVICES)[0])
+    assert "; waiting since 2026-01-01T00:00:00Z; " in before
+    for _ in range(3):
+        harness.later += timedelta(seconds=2)
+        harness.run()
+        assert loudest(harness.api.of(SERVICES)[0]) == before
 
 
 def test_an_object_that_is_being_deleted_is_waited_for_since_then():
@@ -337,7 +401,7 @@ def test_a_wait_for_devices_without_a_deadline_says_so():
 def test_what_goes_is_drained_only_if_it_serves():
     said = {name: loudest(STATES[name].body()) for name in ("a replica draining", "a replica that is not needed before it served")}
     assert [words.split()[4:6] for words in said.values()] == [["ready;", "draining"], ["ready;", "removing"]]
-    assert said["a replica that is not needed before it served"].endswith(": not needed before it served")
+    assert ": not needed before it served; waiting since" in said["a replica that is not needed before it served"]
 
 
 def loudest(body):
