@@ -1,5 +1,6 @@
 """What `helm install` would create: checked by helm itself and held against our own rules for pods and roles."""
 
+import base64
 import json
 import re
 import subprocess
