@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from datetime import datetime
 
 import pytest
 from pagoda_devcluster.demo import install
@@ -9,6 +11,8 @@ from pagoda_devcluster.demo.show import watch
 from support.kube.services import service
 
 pytestmark = pytest.mark.cluster
+
+MOUNTS = "--field-selector=involvedObject.kind=Pod,reason=FailedMount"
 
 
 @pytest.fixture
@@ -31,10 +35,24 @@ def test_the_condition_says_what_is_wrong_and_a_corrected_model_serves(pagoda, n
     assert pagoda.outcome(namespace, "broken").ready
 
 
-def test_a_missing_claim_is_named_while_it_is_waited_for(pagoda, namespace):
+def test_a_missing_claim_or_secret_is_named_while_it_is_waited_for(pagoda, namespace):
     pagoda.apply(namespace, service("orphan"))
-    for line in watch(pagoda.cluster, namespace, "orphan", seconds=600):
-        if "orphan" in line.message and "persistentvolumeclaim" in line.message:
+    line = named(pagoda, namespace, "orphan", "spec.model.uri")
+    assert "persistentvolumeclaim" in line.message
+    model = {"uri": "hf://org/model", "servedNames": ["keyless"], "credential": "hub"}
+    pagoda.apply(namespace, service("keyless", model=model, credentials=[{"name": "hub", "secretRef": {"name": "gone"}}]))
+    line = named(pagoda, namespace, "keyless", "spec.credentials[0].secretRef.name")
+    at = time.time()
+    assert (line.reason, 'secret "gone" not found' in line.message) == ("FailedMount", True)
+    first = min(event["firstTimestamp"] for event in pagoda.get("events", "-n", namespace, MOUNTS)["items"] if "gone" in event["message"])
+    # The kubelet writes whole seconds.
+    print(f"FailedMount has its field {at - datetime.fromisoformat(first).timestamp():.1f} s after the kubelet's first Event")
+
+
+def named(pagoda, namespace, name, field):
+    """The first state of the service that names the field; it is not Stalled."""
+    for line in watch(pagoda.cluster, namespace, name, seconds=600):
+        if f"({field})" in line.message:
             assert not line.stalled
-            return
-    pytest.fail("no condition named the missing claim")
+            return line
+    pytest.fail(f"no condition named {field}")
