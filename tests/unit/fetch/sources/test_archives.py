@@ -122,6 +122,20 @@ async def test_after_a_restart_whole_layers_are_kept_and_others_begin_anew(tmp_p
     assert (hub.sent["layer-0"], hub.sent["layer-1"] > len(made[0][1][1]) + 200_000) == (first, True)
 
 
+async def test_a_disk_that_fails_at_the_end_costs_no_download(tmp_path, hub, monkeypatch):
+    address, fetcher = shelve(hub, *image(*CAR)), Fetcher(tmp_path)
+    remember = Store.remember
+    monkeypatch.setattr(Store, "remember", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(Unreachable, match="Input/output error"):
+        await fetcher.fetch(address, "v1")
+    monkeypatch.setattr(Store, "remember", remember)
+    sent = hub.sent.copy()
+    fetcher.store = Store(fetcher.root, reserve=0, free=lambda _: 0)  # nor needs it room again
+    assert contents(await fetcher.fetch(address, "v1")) == RIGHT
+    assert (hub.sent, fetcher.staged(), list(fetcher.root.glob(".staging/*"))) == (sent, {}, [])
+    assert fetcher.seen[-1].done == fetcher.seen[-1].total > 0
+
+
 @pytest.mark.parametrize("folder", ["", "llama/"])
 async def test_an_inspection_leaves_out_the_weights_of_an_uncompressed_layer(tmp_path, hub, folder):
     """The config comes last."""
