@@ -170,7 +170,7 @@ async def _staged(
         meter.moved(listing.size)
         return sizes
     missing = max(0, listing.unpacked - await asyncio.to_thread(staged_bytes, staging))
-    store.check_room(missing)
+    store.check_room(missing, listing.counted)
     room = Room(store, listing.size)
 
     def moved(count: int) -> None:

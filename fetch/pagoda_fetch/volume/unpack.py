@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 
 from pagoda_fetch.core.archive import Archive
 from pagoda_fetch.core.errors import Mismatch, Refused, Unreachable
-from pagoda_fetch.core.layers import Contents, Part, clean, model, wanted, whiteout
+from pagoda_fetch.core.layers import Contents, Part, clean, hides, model, wanted
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Layer, Listing, RemoteFile
 from pagoda_fetch.core.tar import Entry
@@ -131,7 +131,7 @@ class _Files:
     def begin(self, entry: Entry) -> bool:
         """Opens a file for what is taken."""
         path = clean(entry.name)
-        if hidden := whiteout(path, self._within):
+        if hidden := hides(path, self._within, entry):
             self._hidden.add(hidden)
         take = wanted(path, self._within, entry)
         if len(self._parts) + len(self._hidden) + take > self._limits.max_files:
