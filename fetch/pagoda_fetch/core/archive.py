@@ -12,6 +12,8 @@ from pagoda_fetch.core.listing import Layer, RemoteFile, size_text
 from pagoda_fetch.core.tar import Tar, Visitor
 
 _PIECE: Final = 2**20
+# Of a member that is smaller than what it comes with, the rest is copied: small, so that very many members cost no more than large ones.
+_CHUNK: Final = 2**14
 _GZIP: Final = 31  # zlib's word for a window of 32 KiB and gzip's header
 # Weights in bf16 shrink to three quarters, text to a tenth, zeros to a thousandth. Small layers may hold more.
 _RATIO: Final = 100
@@ -25,6 +27,7 @@ class Archive:
         self._label = file.label
         self._gunzip = Gunzip(file.label) if layer.form == "gzip" else None
         self._diff_id, self._hash = layer.diff_id, hashlib.sha256()
+        self._cap = max_bytes
         self._most = self._left = min(max_bytes, most(file.size) if self._gunzip else file.size)
         self.tar = Tar(file.label, visitor)
 
@@ -33,10 +36,15 @@ class Archive:
         for piece in self._gunzip.feed(data) if self._gunzip else (data,):
             self._left -= len(piece)
             if self._left < 0:
-                raise Refused(f"{self._label} unpacks to much more than its size lets expect; it may be made to fill the disk")
+                raise self._too_much()
             if self._diff_id and self._gunzip:
                 self._hash.update(piece)
             self.tar.feed(piece)
+
+    def _too_much(self) -> Refused:
+        if self._most == self._cap:
+            return Refused(f"{self._label} unpacks to more than {size_text(self._cap)}, which is the most that a fetch takes")
+        return Refused(f"{self._label} unpacks to much more than its size lets expect; it may be made to fill the disk")
 
     def room_for(self, size: int) -> None:
         """Refused for a file that is announced larger than the layer can be."""
@@ -74,6 +82,10 @@ class Gunzip:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """What comes out of it."""
+        for start in range(0, len(data), _CHUNK):
+            yield from self._feed(data[start : start + _CHUNK])
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         more = True
         while data or more:
             if self._member.eof:

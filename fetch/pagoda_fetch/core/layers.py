@@ -158,10 +158,10 @@ class Contents(NamedTuple):
 
 
 def clean(name: str) -> str:
-    """An entry's path from the archive's root; Refused where it leaves it."""
+    """An entry's path from the archive's root, as tar reads it: images of Nix have a leading '/'. Refused where it leaves the root."""
     parts = name.split("/")
-    if name.startswith("/") or ".." in parts or "\0" in name:
-        raise Refused(f"an archive has an entry named {name[:200]!r}; names must not have '..' or a leading '/'")
+    if ".." in parts or "\0" in name:
+        raise Refused(f"an archive has an entry named {name[:200]!r}; names must not have '..'")
     return "/".join(part for part in parts if part not in ("", "."))
 
 
@@ -179,11 +179,20 @@ def wanted(path: str, within: str, entry: Entry) -> bool:
     return True
 
 
+def hides(path: str, within: str, entry: Entry) -> str:
+    """What an entry hides, as in `Contents`; empty where it hides nothing of ours. A link takes the place of a folder."""
+    if entry.kind == "other" and (path == within or inside(path, within)):
+        return path
+    return whiteout(path, within)
+
+
 def whiteout(path: str, within: str) -> str:
-    """What an entry hides, as in `Contents`; empty where it hides nothing of ours."""
+    """The same of a mark, which only its name makes one."""
     folder, slash, name = path.rpartition("/")
     if name == _OPAQUE:
         hidden = f"{folder}/"
+    elif name.removeprefix(_WHITEOUT) in ("", ".", ".."):
+        return ""  # of a mark, it would name the folder itself
     elif name.startswith(_WHITEOUT) and not name.startswith(_WHITEOUT * 2):
         hidden = folder + slash + name.removeprefix(_WHITEOUT)
     else:
@@ -200,7 +209,7 @@ def visible(layers: Sequence[Contents]) -> dict[str, Part]:
         for part in layer.parts:
             if part.path not in found and hidden.isdisjoint(_hiding(part.path)):
                 found[part.path] = part
-        hidden |= layer.hidden
+        hidden |= layer.hidden | {part.path for part in layer.parts}
     return found
 
 

@@ -77,6 +77,12 @@ class Listing:
         return any(file.layer for file in self.files)
 
     @property
+    def counted(self) -> str:
+        """What `unpacked` counts that may be no model's; empty where it counts a model only."""
+        whole = any(file.layer and file.layer.within for file in self.files)
+        return "; all layers of the image are counted, because its manifest does not say which of them hold the model" if whole else ""
+
+    @property
     def compressed(self) -> bool:
         """Whether `unpacked` counts layers whose contents are larger by nobody knows how much."""
         return any(file.layer and file.layer.form == "gzip" and file.layer.unpacked <= file.size for file in self.files)

@@ -24,7 +24,7 @@ from pagoda_fetch.sources.base import Source
 from pagoda_fetch.sources.choose import Surroundings, source
 from pagoda_fetch.volume.lock import Holder, OwnedLock, locked
 from pagoda_fetch.volume.store import Store, discard, disk_error, staged_bytes
-from pagoda_fetch.volume.unpack import assemble
+from pagoda_fetch.volume.unpack import TREE, assemble, assembled
 
 log = structlog.get_logger()
 # Asked for room again after so many bytes: others write to the volume too.
@@ -142,23 +142,15 @@ def _present(store: Store, address: str, listing: Listing) -> str:
 
 
 async def _download(order: Order, store: Store, means: tuple[Source, Limits, OwnedLock], listing: Listing, meter: Meter) -> str:
-    origin, limits, lock = means
     staging = await asyncio.to_thread(store.staging, order.address.key, listing.key)
     try:
-        missing = max(0, listing.unpacked - await asyncio.to_thread(staged_bytes, staging))
-        store.check_room(missing)
-        room = Room(store, listing.size)
-
-        def moved(count: int) -> None:
-            meter.moved(count)
-            room.moved(count)
-
-        found = await _all_files(Work(origin, staging, limits, moved, lock.check, room.grew), listing, limits.parallel)
-        meter.say("verifying")
-        lock.check()
-        sizes = await asyncio.to_thread(_tree, staging, listing, found, limits)
+        sizes = await _staged(store, means, staging, listing, meter)
         _expect(order, tree_digest({name: sha256 for name, (_, sha256) in sizes.items()}))
-        return await asyncio.to_thread(store.publish, staging, sizes, order.address.key, listing.key)
+        tree = staging / TREE if listing.layered else staging
+        digest = await asyncio.to_thread(store.publish, tree, sizes, order.address.key, listing.key)
+        if listing.layered:
+            await asyncio.to_thread(discard, staging)
+        return digest
     except (Permanent, NoRoom):
         await asyncio.to_thread(discard, staging)
         raise
@@ -169,8 +161,30 @@ async def _download(order: Order, store: Store, means: tuple[Source, Limits, Own
         raise size_text from None
 
 
+async def _staged(
+    store: Store, means: tuple[Source, Limits, OwnedLock], staging: Path, listing: Listing, meter: Meter
+) -> dict[str, tuple[int, str]]:
+    """The size and SHA-256 of each file of the model, once all are there."""
+    origin, limits, lock = means
+    if sizes := await asyncio.to_thread(assembled, staging):
+        meter.moved(listing.size)
+        return sizes
+    missing = max(0, listing.unpacked - await asyncio.to_thread(staged_bytes, staging))
+    store.check_room(missing, listing.counted)
+    room = Room(store, listing.size)
+
+    def moved(count: int) -> None:
+        meter.moved(count)
+        room.moved(count)
+
+    found = await _all_files(Work(origin, staging, limits, moved, lock.check, room.grew), listing, limits.parallel)
+    meter.say("verifying")
+    lock.check()
+    return await asyncio.to_thread(_tree, staging, listing, found, limits)
+
+
 def _tree(staging: Path, listing: Listing, found: dict[str, str], limits: Limits) -> dict[str, tuple[int, str]]:
-    """The size and SHA-256 of each file of the model, which are alone in staging then."""
+    """The same, of files that are alone in their folder then."""
     if listing.layered:
         return assemble(staging, listing, limits)
     return {file.name: (file.size, found[file.name]) for file in listing.files}

@@ -11,7 +11,7 @@ from typing import Final
 from pagoda_fetch.core.archive import Archive
 from pagoda_fetch.core.errors import Refused
 from pagoda_fetch.core.layers import clean, depth, root_of, wanted
-from pagoda_fetch.core.listing import Layer, Listing, RemoteFile
+from pagoda_fetch.core.listing import Layer, Listing, RemoteFile, size_text
 from pagoda_fetch.core.names import CONFIGS, WEIGHTS
 from pagoda_fetch.core.tar import Entry
 from pagoda_fetch.download.job import read_small
@@ -19,13 +19,15 @@ from pagoda_fetch.sources.base import Source
 
 # So many bytes are worth a request of their own.
 _LEAP: Final = 4 * 2**20
+# What configs, and names that are kept, may take: the pod of an inspection has 256 MiB.
+_MOST: Final = 16 * 2**20
 
 
 class Seen:
     """The visitor of all layers: configs by their paths, and the folders that have weights."""
 
     def __init__(self, max_config: int) -> None:
-        self._max = max_config
+        self._max, self._left = max_config, _MOST
         self.configs: dict[str, bytes] = {}
         self._weights: set[str] = set()
         self._path, self._held = "", bytearray()
@@ -44,6 +46,10 @@ class Seen:
             self._weights.add(folder)
         if name in CONFIGS and size > self._max:
             raise Refused(f"{path[:200]!r} has {size} bytes; at most {self._max}")
+        if name in CONFIGS or name.endswith(WEIGHTS):
+            self._left -= len(path) + (size if name in CONFIGS else 0)
+        if self._left < 0:
+            raise Refused(f"the layers hold more than {size_text(_MOST)} of config.json files; one artifact must hold one model")
         return name in CONFIGS
 
     def begin(self, entry: Entry) -> bool:

@@ -72,28 +72,41 @@ async def pull(work: Work, file: RemoteFile) -> str:
 
 async def _persist(work: Work, file: RemoteFile, sink: Sink | Unpacking) -> str:
     failures, wrong = 0, False
+    work.guard()  # it removes what another holder of the lock may have there
     work.moved(await finished(sink.begin))
     while True:
         before = sink.offset
         try:
+            if sink.torn:
+                before = await _anew(work, sink)
             await _once(work, file, sink)
+            work.guard()
             return await finished(sink.finish)
         except Mismatch:
             # A crash of the node may have left a hole in what was kept: from the beginning, once.
             if wrong:
                 raise
             wrong = True
-            work.moved(-sink.offset)
-            await finished(sink.drop)
-            await finished(sink.begin)
+            await _anew(work, sink)
         except _FINAL:
             raise
         except Transient as error:
-            failures = 1 if sink.offset - before >= work.limits.floor else failures + 1
+            # What a torn one has brought is lost: no progress, or a disk that always fails at one place would have no end.
+            failures = 1 if sink.offset - before >= work.limits.floor and not sink.torn else failures + 1
             if failures >= work.limits.attempts:
                 raise
             log.info("again", file=file.label, offset=sink.offset, why=error.reason, message=str(error))
             await asyncio.sleep(pause(work.limits, failures))
+
+
+async def _anew(work: Work, sink: Sink | Unpacking) -> int:
+    """From its beginning; where that is."""
+    work.guard()
+    lost = sink.offset
+    await finished(sink.drop)
+    begin = await finished(sink.begin)
+    work.moved(begin - lost)
+    return begin
 
 
 async def _once(work: Work, file: RemoteFile, sink: Sink | Unpacking) -> None:

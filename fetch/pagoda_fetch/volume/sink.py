@@ -19,7 +19,9 @@ _BLOCK: Final = 1024 * 1024
 
 
 class Sink:
-    """Takes a file's bytes in order."""
+    """Takes a file's bytes in order. A write that failed is repeated at its place, so it is never `torn`."""
+
+    torn: Final = False
 
     def __init__(self, folder: Path, file: RemoteFile) -> None:
         self._file = file

@@ -83,12 +83,12 @@ class Store:
         mine.mkdir(exist_ok=True)
         return mine
 
-    def check_room(self, needed: int) -> None:
-        """NoRoom where so many bytes more do not fit."""
+    def check_room(self, needed: int, note: str = "") -> None:
+        """NoRoom where so many bytes more do not fit; `note` says what they are."""
         free = max(0, self._free(self.root) - self._reserve)
         if needed > free:
             kept = f" (keeping {size_text(self._reserve)})" if self._reserve else ""
-            raise NoRoom(f"{self.root}: needs {size_text(needed)} more, {size_text(free)} are free{kept}")
+            raise NoRoom(f"{self.root}: needs {size_text(needed)} more, {size_text(free)} are free{kept}{note}")
 
     def publish(self, staging: Path, files: Mapping[str, tuple[int, str]], address: str, listing: str) -> str:
         """The staged files as a finished tree: all of it at once, or nothing. Index first: it means nothing without the tree."""

@@ -1,8 +1,11 @@
 """A layer that is an archive on its way to the disk: unpacked while it comes, kept when its digest is right. And layers made into a model.
 
-    .layer-<n>-<random>/<k>   the k-th file taken of layer n; no name of an archive is ever a name on the disk
-    .layer-<n>.json           what these are: written when the layer is whole and verified
+    .layer-<n>-<random>/<k>          the k-th file taken of layer n; no name of an archive is ever a name on the disk
+    .layer-<n>-<random>/layer.json   what these are: written when the layer is whole and verified
+    .model.json                      which of them are the model's: written when all layers are whole
+    .model/                          the model's files, under their own names
 
+A record lies in the folder that it speaks of: of two processes that both believe to hold the lock, neither can name the other's files.
 Only regular files are written. Blocks; `pull` and `job` call it from threads.
 """
 
@@ -13,16 +16,21 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from pagoda_fetch.core.archive import Archive
 from pagoda_fetch.core.errors import Mismatch, Refused, Unreachable
-from pagoda_fetch.core.layers import Contents, Part, clean, model, wanted, whiteout
+from pagoda_fetch.core.layers import Contents, Part, clean, hides, model, wanted
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Layer, Listing, RemoteFile
 from pagoda_fetch.core.tar import Entry
 from pagoda_fetch.volume.store import disk_error, read_json, size_of, write_json
+
+TREE: Final = ".model"
+_PLAN: Final = ".model.json"
+_RECORD: Final = "layer.json"
 
 
 class Unpacking:
@@ -30,10 +38,9 @@ class Unpacking:
 
     def __init__(self, staging: Path, file: RemoteFile, limits: Limits, grew: Callable[[int], None]) -> None:
         self._staging, self._file, self._limits, self._grew = staging, file, limits, grew
-        self._record = staging / f"{file.name}.json"
         self._files: _Files | None = None
-        self._hash, self._torn = hashlib.sha256(), False
-        self.offset = 0
+        self._hash = hashlib.sha256()
+        self.offset, self.torn = 0, False
 
     def begin(self) -> int:
         """Bytes that need not be fetched again: all or none."""
@@ -46,22 +53,24 @@ class Unpacking:
         except OSError as error:
             raise disk_error(error, self._staging) from None
         self._files = _Files(folder, self._file, self._limits, self._grew)
-        self._hash, self._torn = hashlib.sha256(), False
-        self.offset = 0
+        self._hash = hashlib.sha256()
+        self.offset, self.torn = 0, False
         return 0
 
     def write(self, data: bytes) -> None:
-        """Unpacks them. After a write that failed, nothing but the beginning goes on."""
-        if self._torn or self.offset + len(data) > self._file.size:
-            raise Mismatch(f"{self._file.label}: interrupted in a write, or more than the {self._file.size} bytes that were listed")
-        self._torn = True
+        """Unpacks them. After a write that failed it is `torn`: only `drop` and `begin` go on."""
+        if self.torn:
+            raise RuntimeError("written to after a write that failed")
+        if self.offset + len(data) > self._file.size:
+            raise Mismatch(f"{self._file.label}: more than the {self._file.size} bytes that were listed")
+        self.torn = True
         try:
             self._opened.archive.feed(data)
         except OSError as error:
             raise disk_error(error, self._staging) from None
         self._hash.update(data)
         self.offset += len(data)
-        self._torn = False
+        self.torn = False
 
     @property
     def _opened(self) -> _Files:
@@ -81,7 +90,7 @@ class Unpacking:
         if self._files is not None:
             try:
                 self._verify()
-                write_json(self._record, self._files.record())
+                write_json(self._files.folder / _RECORD, self._files.record())
             except OSError as error:
                 raise disk_error(error, self._staging) from None
             self._files = None
@@ -96,7 +105,6 @@ class Unpacking:
     def drop(self) -> None:
         """Removes what is there, of this try and of others."""
         self.close()
-        self._record.unlink(missing_ok=True)
         for folder in self._staging.glob(f"{self._file.name}-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -111,7 +119,7 @@ class _Files:
     """The visitor of one archive: writes what is taken."""
 
     def __init__(self, folder: Path, file: RemoteFile, limits: Limits, grew: Callable[[int], None]) -> None:
-        self._folder, self._label, self._limits, self._grew = folder, file.label, limits, grew
+        self.folder, self._label, self._limits, self._grew = folder, file.label, limits, grew
         layer = file.layer or Layer("tar")
         self._within = layer.within
         self._parts: dict[str, Part] = {}
@@ -123,7 +131,7 @@ class _Files:
     def begin(self, entry: Entry) -> bool:
         """Opens a file for what is taken."""
         path = clean(entry.name)
-        if hidden := whiteout(path, self._within):
+        if hidden := hides(path, self._within, entry):
             self._hidden.add(hidden)
         take = wanted(path, self._within, entry)
         if len(self._parts) + len(self._hidden) + take > self._limits.max_files:
@@ -134,7 +142,7 @@ class _Files:
             raise Refused(f"{self._label} holds two files called {path[:200]!r}")
         self.archive.room_for(entry.size)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self._stream = os.fdopen(os.open(self._folder / str(len(self._parts)), flags, 0o644), "wb")
+        self._stream = os.fdopen(os.open(self.folder / str(len(self._parts)), flags, 0o644), "wb")
         self._path, self._hash, self._size = path, hashlib.sha256(), entry.size
         return True
 
@@ -152,7 +160,7 @@ class _Files:
             os.fchmod(self._stream.fileno(), 0o644)
             os.fsync(self._stream.fileno())
         self.close()
-        where = f"{self._folder.name}/{len(self._parts)}"
+        where = f"{self.folder.name}/{len(self._parts)}"
         self._parts[self._path] = Part(self._path, self._size, self._hash.hexdigest(), where)
 
     def record(self) -> dict[str, Any]:
@@ -160,31 +168,53 @@ class _Files:
         return {"parts": [list(part) for part in self._parts.values()], "hidden": sorted(self._hidden)}
 
     def close(self) -> None:
-        """Lets go of an open file."""
+        """Lets go of an open file. What counts was synced before; of any other, a last write that fails says nothing new."""
         if self._stream is not None:
-            self._stream.close()
+            with suppress(OSError):
+                self._stream.close()
             self._stream = None
 
 
 def contents(staging: Path, file: RemoteFile) -> Contents | None:
     """What a layer that is whole has unpacked to; None where it is not whole."""
     if file.layer is not None and file.layer.form == "raw":
-        return Contents((Part(file.layer.path, file.size, file.sha256, file.name),))
-    record = read_json(staging / f"{file.name}.json")
-    parts = tuple(Part(*part) for part in record.get("parts", ()))
-    there = record and all(size_of(staging / part.where) == part.size for part in parts)
-    return Contents(parts, frozenset(record["hidden"])) if there else None
+        whole = size_of(staging / file.name) == file.size
+        return Contents((Part(file.layer.path, file.size, file.sha256, file.name),)) if whole else None
+    for place in staging.glob(f"{file.name}-*/{_RECORD}"):
+        record = read_json(place)
+        parts = tuple(Part(*part) for part in record.get("parts", ()))
+        if record and all(size_of(staging / part.where) == part.size for part in parts):
+            return Contents(parts, frozenset(record["hidden"]))
+    return None
 
 
 def assemble(staging: Path, listing: Listing, limits: Limits) -> dict[str, tuple[int, str]]:
-    """Layers that are whole as one folder with the model's files and no other; the files' sizes and SHA-256."""
-    layers = [contents(staging, file) for file in listing.files]
-    files = model([layer for layer in layers if layer is not None], limits)
-    for name, part in files.items():
-        (staging / part.where).rename(staging / name)
+    """Layers that are whole as one folder with the model's files and no other, `TREE`; the files' sizes and SHA-256."""
+    layers = []
+    for file in listing.files:
+        layer = contents(staging, file)
+        if layer is None:
+            raise Unreachable(f"{file.label}: its files are not on the volume any more")
+        layers.append(layer)
+    write_json(staging / _PLAN, {name: list(part) for name, part in model(layers, limits).items()})
+    return assembled(staging)
+
+
+def assembled(staging: Path) -> dict[str, tuple[int, str]]:
+    """The same of an assembly that has begun, which is finished; empty where none has. So a kill in it costs no download."""
+    tree, plan = staging / TREE, staging / _PLAN
+    files = {name: Part(*part) for name, part in read_json(plan).items()}
+    due = {name: part for name, part in files.items() if size_of(tree / name) != part.size}
+    if not files or any(size_of(staging / part.where) != part.size for part in due.values()):
+        shutil.rmtree(tree, ignore_errors=True)
+        plan.unlink(missing_ok=True)
+        return {}
+    tree.mkdir(exist_ok=True)
+    for name, part in due.items():
+        (staging / part.where).rename(tree / name)
     for path in staging.iterdir():
-        if path.is_dir():
+        if path.is_dir() and path != tree:
             shutil.rmtree(path)
-        elif path.name not in files:
+        elif path not in (tree, plan):
             path.unlink()
     return {name: (part.size, part.sha256) for name, part in files.items()}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagoda_fetch.core.errors import Mismatch, Refused, Unsupported
-from pagoda_fetch.core.layers import Contents, Part, as_file, clean, listed, model, root_of, visible, wanted, whiteout
+from pagoda_fetch.core.layers import Contents, Part, as_file, clean, hides, listed, model, root_of, visible, wanted, whiteout
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Layer
 from pagoda_fetch.core.tar import Entry
@@ -117,21 +117,28 @@ def test_a_listing_counts_what_is_announced_and_is_bounded():
         listed({"layers": [layer(IMAGE)] * 2}, {}, Limits(max_bytes=1999), "")
 
 
-@pytest.mark.parametrize("name", ["../a", "a/../b", "/etc/passwd", "a/..", "a\0b"])
+@pytest.mark.parametrize("name", ["../a", "a/../b", "/../etc/passwd", "a/..", "a\0b"])
 def test_a_name_that_leaves_the_archive_is_refused(name):
     with pytest.raises(Refused, match="names must not have"):
         clean(name)
 
 
 def test_a_name_is_clean():
-    assert [clean(name) for name in ("./models//a.json", "models/", ".", "", "..a/b")] == ["models/a.json", "models", "", "", "..a/b"]
+    assert [clean(name) for name in ("./models//a.json", "models/", ".", "", "..a/b", "/nix/x")] == [
+        "models/a.json",
+        "models",
+        "",
+        "",
+        "..a/b",
+        "nix/x",
+    ]
 
 
 def part(path, text="x"):
     return Part(path, 1, text, "")
 
 
-PATHS = st.sampled_from([f"{folder}{name}" for folder in ("", "a/", "a/b/", "c/") for name in ("x", "y")])
+PATHS = st.sampled_from([f"{folder}{name}" for folder in ("", "a/", "a/b/", "c/", "x/") for name in ("x", "y")])
 STEPS = st.lists(
     st.tuples(st.frozensets(PATHS, max_size=4), st.frozensets(st.sampled_from(["x", "a", "a/", "a/b/", "c/x", "/"]), max_size=2))
 )
@@ -144,7 +151,7 @@ def test_the_last_layer_wins_and_what_is_hidden_is_gone(steps):
     layers = [Contents(tuple(part(path, str(n)) for path in paths), hidden) for n, (paths, hidden) in enumerate(steps)]
     tree = {}
     for n, (paths, hidden) in enumerate(steps):
-        gone = [p for p in tree if any(p == h or p.startswith(h if h.endswith("/") else f"{h}/") or h == "/" for h in hidden)]
+        gone = [p for p in tree if any(p == h or p.startswith(h if h.endswith("/") else f"{h}/") or h == "/" for h in hidden | paths)]
         tree = {path: text for path, text in tree.items() if path not in gone} | dict.fromkeys(paths, str(n))
     assert {path: found.sha256 for path, found in visible(layers).items()} == tree
 
@@ -156,6 +163,10 @@ WHITEOUTS = {
     ".wh..wh..opq": "/",
     "usr/.wh.bin": "",
     "models/.wh..wh.aufs": "",
+    "models/.wh.": "",
+    ".wh.": "",
+    "models/.wh..": "",
+    "models/.wh...": "",
     "models/a.json": "",
 }
 
@@ -163,6 +174,21 @@ WHITEOUTS = {
 @pytest.mark.parametrize(("path", "hidden"), WHITEOUTS.items(), ids=WHITEOUTS)
 def test_a_whiteout_hides_what_it_names(path, hidden):
     assert whiteout(path, "models") == hidden
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "hidden"),
+    [
+        ("models/m", "other", "models/m"),
+        ("models", "other", "models"),
+        ("models/m", "folder", ""),
+        ("models/a.json", "file", ""),
+        ("usr/m", "other", ""),
+        ("models/.wh.m", "file", "models/m"),
+    ],
+)
+def test_a_link_hides_the_folder_whose_place_it_takes(path, kind, hidden):
+    assert hides(path, "models", Entry(path, kind, 0)) == hidden
 
 
 def test_the_model_is_in_the_highest_folder_with_a_config():

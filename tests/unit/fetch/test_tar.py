@@ -3,6 +3,7 @@
 import gzip
 import io
 import tarfile
+import zlib
 from contextlib import suppress
 from itertools import pairwise
 
@@ -141,6 +142,25 @@ def test_gzip_comes_out_whole_however_it_comes_and_of_several_members(bodies, cu
     gunzip, edges = Gunzip("layer x"), [0, *sorted(cut % (len(packed) + 1) for cut in cuts), len(packed)]
     out = b"".join(piece for start, end in pairwise(edges) for piece in gunzip.feed(packed[start:end]))
     assert (out, gunzip.whole) == (b"".join(bodies), True)
+
+
+def test_very_many_members_of_gzip_are_not_copied_again_and_again(monkeypatch):
+    real, given = zlib.decompressobj, []
+
+    class Member:
+        def __init__(self, *form):
+            self._real = real(*form)
+
+        def __getattr__(self, name):
+            return getattr(self._real, name)
+
+        def decompress(self, data, most):
+            given.append(len(data))
+            return self._real.decompress(data, most)
+
+    monkeypatch.setattr("zlib.decompressobj", Member)
+    packed = gzip.compress(b"") * 3000
+    assert (b"".join(Gunzip("x").feed(packed)), sum(given) < 400 * len(packed)) == (b"", True)
 
 
 def test_what_gzip_makes_small_comes_out_in_pieces_and_not_without_measure(monkeypatch):

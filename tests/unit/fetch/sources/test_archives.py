@@ -84,6 +84,15 @@ async def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, hub, na
     assert not list(tmp_path.rglob("*evil*"))
 
 
+@pytest.mark.parametrize(("kind", "note"), [("modelcar", "; all layers of the image are counted.*"), ("ModelKit", "")])
+async def test_a_volume_that_is_too_small_is_told_at_once_and_what_was_counted(tmp_path, hub, kind, note):
+    fetcher = Fetcher(tmp_path)
+    fetcher.store = Store(fetcher.root, reserve=0, free=lambda _: 1000)
+    with pytest.raises(NoRoom, match=rf"1000 B are free{note}$"):
+        await fetcher.fetch(shelve(hub, *SHAPES[kind]), "v1")
+    assert not hub.sent
+
+
 async def test_room_is_asked_for_by_what_comes_out(tmp_path, hub, monkeypatch):
     monkeypatch.setattr("pagoda_fetch.download.job._ROOM_EVERY", 100_000)
     fetcher = Fetcher(tmp_path)
@@ -122,6 +131,20 @@ async def test_after_a_restart_whole_layers_are_kept_and_others_begin_anew(tmp_p
     assert (hub.sent["layer-0"], hub.sent["layer-1"] > len(made[0][1][1]) + 200_000) == (first, True)
 
 
+async def test_a_disk_that_fails_at_the_end_costs_no_download(tmp_path, hub, monkeypatch):
+    address, fetcher = shelve(hub, *image(*CAR)), Fetcher(tmp_path)
+    remember = Store.remember
+    monkeypatch.setattr(Store, "remember", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(Unreachable, match="Input/output error"):
+        await fetcher.fetch(address, "v1")
+    monkeypatch.setattr(Store, "remember", remember)
+    sent = hub.sent.copy()
+    fetcher.store = Store(fetcher.root, reserve=0, free=lambda _: 0)  # nor needs it room again
+    assert contents(await fetcher.fetch(address, "v1")) == RIGHT
+    assert (hub.sent, fetcher.staged(), list(fetcher.root.glob(".staging/*"))) == (sent, {}, [])
+    assert fetcher.seen[-1].done == fetcher.seen[-1].total > 0
+
+
 @pytest.mark.parametrize("folder", ["", "llama/"])
 async def test_an_inspection_leaves_out_the_weights_of_an_uncompressed_layer(tmp_path, hub, folder):
     """The config comes last."""
@@ -145,6 +168,13 @@ async def test_an_inspection_stops_at_the_config_of_a_compressed_layer(tmp_path,
     report = await inspect(Order(parse(address, "v1")), Fetcher(tmp_path).around)
     assert report["bytes"] == size + len(layers[0][1]) + len(layers[2][1])
     assert report["compressed"] is True
+
+
+async def test_an_inspection_keeps_configs_within_a_bound(tmp_path, hub, monkeypatch):
+    monkeypatch.setattr("pagoda_fetch.download.peeking._MOST", 3000)
+    many = {f"models/a/{n}/config.json": b"{}" + b" " * 900 for n in range(4)}
+    with pytest.raises(Refused, match=r"more than 2\.9 KiB of config\.json files"):
+        await inspect(Order(parse(shelve(hub, *image(tar(many))), "v1")), Fetcher(tmp_path).around)
 
 
 async def test_an_inspection_says_where_it_looked(tmp_path, hub):
