@@ -103,6 +103,7 @@ class Replica:
     adapters: tuple[AdapterUse, ...] = ()
     prefixes: PrefixBook = field(default_factory=PrefixBook)
     drain: Drain = field(default_factory=Drain)
+    announcing: bool = False  # it drains, and not every watcher can know yet: what comes meanwhile is served
     listeners: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -130,6 +131,11 @@ class Replica:
     @property
     def accepting(self) -> bool:
         return self.phase == Phase.PHASE_READY and self.listening
+
+    @property
+    def taking(self) -> bool:
+        """Whether a request that comes is served."""
+        return self.accepting or (self.announcing and self.phase == Phase.PHASE_DRAINING)
 
     @property
     def leaving(self) -> bool:

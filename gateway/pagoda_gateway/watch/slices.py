@@ -17,6 +17,7 @@ from pagoda_kube.reflector import Kind
 from pagoda_gateway.watch.objects import Meta
 from pagoda_gateway.watch.services import Replica
 
+_NAME: Final = "kubernetes.io/service-name"
 # Others mirror addresses that a person wrote; these are the addresses of pods that the Service selects.
 _BY_KUBERNETES: Final = "endpointslice.kubernetes.io/managed-by=endpointslice-controller.k8s.io"
 
@@ -43,7 +44,10 @@ class SliceObject(msgspec.Struct, rename="camel"):
     endpoints: tuple[_Endpoint, ...] | None = None
 
     def parsed(self) -> tuple[Replica, ...]:
-        """Returns its replicas as routing sees them."""
+        """Returns its replicas as routing sees them; none unless the operator's own Service has made it, which has the service's name."""
+        labels = self.metadata.labels
+        if not labels.get(LABEL_SERVICE_UID) or labels.get(_NAME) != labels.get(LABEL_SERVICE, ""):
+            return ()
         return tuple(
             self._replica(one.target_ref.name, one)
             for one in self.endpoints or ()
@@ -55,8 +59,8 @@ class SliceObject(msgspec.Struct, rename="camel"):
         host = f"[{address}]" if ":" in address else address
         return Replica(
             name=f"{meta.namespace}/{pod}",
-            service=f"{meta.namespace}/{meta.labels.get(LABEL_SERVICE, '')}",
-            service_uid=meta.labels.get(LABEL_SERVICE_UID, ""),
+            service=f"{meta.namespace}/{meta.labels[LABEL_SERVICE]}",
+            service_uid=meta.labels[LABEL_SERVICE_UID],
             http=f"{host}:{PORT_DAEMON_HTTP}",
             grpc=f"{host}:{PORT_DAEMON_GRPC}",
             draining=bool(endpoint.conditions and endpoint.conditions.terminating),

@@ -1,8 +1,8 @@
 """Front: a replica's front from its first listener to its last: builds its parts, serves, drains, ends. Made by `api/front/process.py`, and
 many in one process by `simulated`.
 
-Drain, in this order: phase DRAINING (readyz, state frames, refusals) → in-flight to zero or the deadline → one clean error for what
-is left → listener open and refusing until every watcher was sent the DRAINING frame and a second has passed → servers, engine, exit.
+Drain, in this order: phase DRAINING (readyz, state frames) → refusals when the watchers know → in-flight to zero or the deadline → one
+error for what is left → listener open until every watcher was sent the DRAINING frame and a second has passed → servers, engine, exit.
 The listener closes last: a gateway that has not yet seen the frame gets a typed refusal and picks again, never a refused connection.
 """
 
@@ -14,7 +14,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -119,7 +118,7 @@ class Front:
         self._device = DeviceWatch(self.replica, backing.nvml)
         identity = Identity(config.model.served_names, config.revision, settings.version)
         self._feed = StateFeed(self.replica, identity, self._orders)
-        self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, uid=settings.pod_uid)
+        self._control = Control(self.replica, settings.drain_timeout_s, self._engine.fail_streams, self._feed, uid=settings.pod_uid)
         self._grpc = grpc_server.server()
         self._server: UnsignalledServer | None = None
         self._signalled, self._hurry = asyncio.Event(), asyncio.Event()
@@ -137,7 +136,7 @@ class Front:
             self._device.close()
             self._probes.close()
             self._engine.close()
-            with suppress(asyncio.CancelledError, DaemonError):
+            with contextlib.suppress(asyncio.CancelledError, DaemonError):
                 engine.cancel()
                 await engine
 
@@ -243,8 +242,9 @@ class Front:
         os._exit(1)
 
     async def _drain(self, engine: asyncio.Future[None]) -> None:
-        deadline = asyncio.get_running_loop().time() + self._control.left_s()
-        refuse_until = min(deadline, asyncio.get_running_loop().time() + _REFUSE_AT_LEAST_S)
+        now = asyncio.get_running_loop().time()
+        deadline, refuse_until = now + self._control.left_s(), now + min(self._control.left_s(), _REFUSE_AT_LEAST_S)
+        await self._until(self._control.announced(), deadline, engine)
         if not await self._until(self._admission.idle.wait(), deadline, engine):
             log.warning("drain_cut", in_flight=self.replica.in_flight, engine_alive=not engine.done())
             if not engine.done():
@@ -265,7 +265,7 @@ class Front:
 
     async def _fail_streams(self, error: DaemonError) -> None:
         self._engine.fail_streams(error)
-        with suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._admission.idle.wait(), _FLUSH_S)
 
     async def _end(self, engine: asyncio.Future[None], server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
@@ -280,7 +280,7 @@ class Front:
 
     async def _close(self, server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
         self.ending = server.should_exit = True
-        with suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError):
             await serving
         await self._grpc.stop(0)
         if self._tracing is not None:

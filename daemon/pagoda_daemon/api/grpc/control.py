@@ -2,6 +2,9 @@
 
 Decides by `drain.py`; what it does is to enter a phase, and at the deadline to end what still runs. Orders may be repeated: the answer
 tells where the replica is, however it got there.
+
+A drain is announced to the watchers before requests are refused. A gateway behind Envoy cannot send a request to another replica once it
+has chosen one.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -17,6 +21,7 @@ from pagoda_contracts.pb.daemon_pb2 import TARGET_DRAINING, TARGET_SERVING, Phas
 
 from pagoda_daemon.api.access.caller import Principal
 from pagoda_daemon.api.grpc.server import Context, Method, check_pod
+from pagoda_daemon.api.grpc.watch import StateFeed
 from pagoda_daemon.core.errors import BadRequest, Draining
 from pagoda_daemon.health.drain import Drain, Until
 from pagoda_daemon.health.replica import Replica
@@ -24,25 +29,30 @@ from pagoda_daemon.health.replica import Replica
 log = structlog.get_logger()
 
 _CUT_AGAIN_S: Final = 1.0
+# Requests are taken no longer than this after a drain began, whichever watcher does not read.
+_ANNOUNCED_WITHIN_S: Final = 1.0
 CUT: Final = "this replica had to stop before the request was finished"
 
 
 class Control:
-    """`fail_streams` ends every running request; `uid` is our pod's, empty where it is not known."""
+    """`fail_streams` ends every running request; `feed` tells the watchers; `uid` is our pod's, empty where it is not known."""
 
     def __init__(
         self,
         replica: Replica,
         timeout_s: float,
         fail_streams: Callable[[Draining], None],
+        feed: StateFeed,
         *,
         uid: str = "",
     ) -> None:
         self._replica = replica
         self._timeout_ms = int(timeout_s * 1000)
         self._fail_streams = fail_streams
+        self._feed = feed
         self._uid = uid
         self._timer: asyncio.TimerHandle | None = None
+        self._announcement: asyncio.Task[None] | None = None
 
     def method(self) -> Method:
         return Method(GRPC_SET_STATE, SetStateRequest, unary=self.set_state)
@@ -69,6 +79,19 @@ class Control:
         self._enter(self._replica.drain.end(self._until()))
         self._cancel()
 
+    async def announced(self) -> None:
+        """Returns when a replica that drains refuses requests; it does at once if this is cancelled."""
+        if self._announcement is not None:
+            try:
+                await asyncio.wait({self._announcement})
+            finally:
+                self._refuse()
+
+    def _refuse(self) -> None:
+        self._replica.announcing = False
+        if self._announcement is not None:
+            self._announcement.cancel()
+
     def left_s(self) -> float:
         """Until the deadline."""
         return self._replica.drain.left_s(time.monotonic() * 1000)
@@ -85,11 +108,20 @@ class Control:
         if drain.draining == before.draining:
             return
         if drain.draining:
+            self._replica.announcing = self._replica.accepting
             self._replica.enter(Phase.PHASE_DRAINING)
+            self._announcement = asyncio.ensure_future(self._tell())
             self._timer = asyncio.get_running_loop().call_later(self.left_s(), self._cut)
         else:
             self._cancel()
+            self._refuse()
             self._replica.enter(Phase.PHASE_READY if self._replica.limits is not None else Phase.PHASE_LOADING)
+
+    async def _tell(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_ANNOUNCED_WITHIN_S, self.left_s())):
+                await self._feed.announce(Phase.PHASE_DRAINING)
+        self._replica.announcing = False
 
     def _cancel(self) -> None:
         if self._timer is not None:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 from pagoda_contracts.names import GRPC_WATCH_STATE, STATE_FLOOR_MS, STATE_HEARTBEAT_MS
@@ -24,6 +24,7 @@ from pagoda_daemon.metrics import Counts
 
 log = structlog.get_logger()
 
+_READ_S: Final = 0.2  # for a frame to arrive, and for a request that was sent before it
 MAX_WATCHERS = 256  # gateways and the operator; each costs up to ten frames a second
 
 
@@ -181,6 +182,12 @@ class StateFeed:
         while any(watcher.sent_phase != phase for watcher in self._watchers):
             self._sent.clear()
             await self._sent.wait()
+
+    async def announce(self, phase: int) -> None:
+        """Returns when every watcher was sent this phase and had the time to act on it."""
+        if self._watchers:
+            await self.all_saw(phase)
+            await asyncio.sleep(_READ_S)
 
     def method(self) -> Method:
         return Method(GRPC_WATCH_STATE, WatchStateRequest, stream=self.frames)

@@ -88,9 +88,9 @@ class Admission:
         return self.replica.limits
 
     def _check(self) -> None:
-        if self.replica.leaving:
+        if not self.replica.taking and self.replica.leaving:
             raise Draining("this replica is draining; another one will take the request")
-        if not self.replica.accepting:
+        if not self.replica.taking:
             raise NotReady("the model is still loading")
         rows = self.replica.limits.max_concurrency if self.replica.limits else 0
         if self.replica.in_flight >= (most := max(_LEAST_WAITING, _WAITING_PER_ROW * rows)):

@@ -109,6 +109,8 @@ def test_a_drain_refuses_new_requests_until_those_in_flight_are_whole(tmp_path):
             replica.terminate()
             wait_until(lambda: replica.probe(PATH_READY)[0] == 503)
             assert replica.probe(PATH_LIVE)[0] == 200
+            wait_until(lambda: watcher.frames[-1].phase == Phase.PHASE_DRAINING)
+            wait_until(lambda: httpx.post(completions(replica), json={**LONG, "max_tokens": 1}, timeout=PATIENCE_S).status_code == 503)
             refused = [httpx.post(completions(replica), json=LONG, timeout=PATIENCE_S) for _ in range(5)]
             got += list(lines)
             holds_it.close()  # until here it is refused in words, also where all of this takes longer than the answer

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from pagoda_contracts.names import LABEL_CLASS, LABEL_SERVICE
+from pagoda_contracts.names import LABEL_CLASS, LABEL_SERVICE, LABEL_SERVICE_UID
 from pagoda_gateway.watch.cache import EndpointCache
 from pagoda_gateway.watch.cluster import SERVICES, ServiceObject, classed, watch
 from pagoda_gateway.watch.quotas import QUOTAS
@@ -119,7 +119,8 @@ def endpoint(pod: str, ip: str = "10.0.0.7", **conditions: bool) -> dict:
 
 
 def of_service(name: str, *endpoints: dict, version: str = "1") -> dict:
-    meta = {"name": name, "namespace": "ns", "resourceVersion": version, "labels": {LABEL_SERVICE: "s"}}
+    labels = {LABEL_SERVICE: "s", LABEL_SERVICE_UID: "u", "kubernetes.io/service-name": "s"}
+    meta = {"name": name, "namespace": "ns", "resourceVersion": version, "labels": labels}
     return {"kind": "EndpointSlice", "metadata": meta, "addressType": "IPv4", "endpoints": list(endpoints)}
 
 

@@ -7,7 +7,8 @@ from pagoda_gateway.watch.services import Replica
 from pagoda_gateway.watch.slices import Sink, SliceObject, Slices
 from pagoda_kube.cache import Key
 
-META = {"name": "s-1", "namespace": "ns", "labels": {LABEL_SERVICE: "s", LABEL_SERVICE_UID: "u"}}
+LABELS = {LABEL_SERVICE: "s", LABEL_SERVICE_UID: "u", "kubernetes.io/service-name": "s"}
+META = {"name": "s-1", "namespace": "ns", "labels": LABELS}
 POD = {"kind": "Pod", "name": "p", "namespace": "ns", "uid": "1"}
 REPLICA = Replica("ns/p", "ns/s", "u", "10.0.0.7:8000", "10.0.0.7:9000", draining=False)
 SIX = REPLICA._replace(http="[fd00::7]:8000", grpc="[fd00::7]:9000")
@@ -40,6 +41,20 @@ def test_what_is_no_pod_s_is_no_replica_and_an_empty_slice_has_none():
     assert parsed(endpoint(target=None), endpoint(target=POD | {"kind": "Node"}), {"addresses": [], "targetRef": POD}) == ()
     assert parsed(endpoints=None) == ()
     assert parsed(endpoint("fd00::7")) == (SIX,)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        LABELS | {"kubernetes.io/service-name": "copy-of-s"},
+        LABELS | {LABEL_SERVICE_UID: ""},
+        {LABEL_SERVICE: "s", LABEL_SERVICE_UID: "u"},
+        {LABEL_SERVICE: "s", "kubernetes.io/service-name": "s"},
+        {LABEL_SERVICE_UID: "u"},
+    ],
+)
+def test_slices_of_a_service_that_only_has_the_labels_have_no_replicas(labels):
+    assert parsed(endpoint(), metadata=META | {"labels": labels}) == ()
 
 
 class Harness:

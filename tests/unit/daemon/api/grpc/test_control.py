@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import contextmanager
 
 import grpc
 import httpx
@@ -35,12 +36,14 @@ from pagoda_daemon.api.front import front as front_module
 from pagoda_daemon.api.grpc import control
 from pagoda_daemon.api.grpc import health as grpc_health
 from pagoda_daemon.api.grpc import server as grpc_server
+from pagoda_daemon.api.grpc import watch as grpc_watch
 from pagoda_daemon.text.tokens import ModelText
 from support.kube.issuer import STRANGER, Issuer
 from support.servers.local_front import NAME, local_config, local_front
 from support.servers.loop_clock import LoopClock
 
 LONG = {"model": NAME, "prompt": "x", "max_tokens": 300, "ignore_eos": True}
+SHORT = LONG | {"max_tokens": 3}
 # 20 s: it ends only by being ended.
 ENDLESS = LONG | {"max_tokens": 4000}
 SOON = 20
@@ -79,6 +82,13 @@ def call(channel, method, response):
 
 async def set_state(channel, metadata, **order):
     return await call(channel, GRPC_SET_STATE, SetStateResponse)(SetStateRequest(**order), metadata=metadata[ROLE_OPERATOR], timeout=120)
+
+
+def watched(channel, metadata, role=ROLE_GATEWAY):
+    watch = channel.unary_stream(
+        GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
+    )
+    return watch(WatchStateRequest(watcher="test"), metadata=metadata[role], timeout=120)
 
 
 async def code_of(awaitable):
@@ -203,23 +213,73 @@ async def test_after_sigterm_no_order_brings_it_back_and_the_first_deadline_hold
         await front.task
 
 
-@pytest.mark.deep
-async def test_after_sigterm_an_idle_replica_refuses_in_words_until_its_watchers_have_heard(front, channel, metadata, issuer):
-    clock = LoopClock()
-    watch = channel.unary_stream(
-        GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
-    )
-    stream = watch(WatchStateRequest(watcher="test"), metadata=metadata[ROLE_GATEWAY])
+@contextmanager
+def standing(clock):
+    """No timer strikes before the test says so."""
+    clock.stop()
+    try:
+        yield
+    finally:
+        clock.go_on()
+
+
+async def drains_when_told(client, clock, stream):
+    """Requests are served until the watcher was told of the drain, and refused after it."""
+    served = await client.post("/v1/completions", json=SHORT)
+    assert (served.status_code, (await client.get("/health")).status_code) == (200, 503)
+    clock.skip(0.1)
+    while (await stream.read()).phase != Phase.PHASE_DRAINING:  # of before the drain, read late; what has no phase is the end
+        pass
+    assert (await client.post("/v1/completions", json=SHORT)).status_code == 200  # a gateway sent it before it could read the frame
+    clock.skip(0.3)
+    refused = await client.post("/v1/completions", json=SHORT)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+
+
+async def test_an_order_to_drain_is_answered_at_once_and_requests_are_refused_when_watchers_know(front, channel, metadata, issuer):
+    clock, stream = LoopClock(), watched(channel, metadata)
     assert (await stream.read()).phase == Phase.PHASE_READY
     async with http(front, issuer) as client:
-        clock.stop()
-        front.front.stop()
-        refused = await client.post("/v1/completions", json=LONG)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-        assert (await client.get("/health")).status_code == 503
-        clock.go_on()
-        while (await stream.read()).phase != Phase.PHASE_DRAINING:  # of before the signal, read late; what has no phase is the end
-            pass
+        for epoch in (1, 2):  # one that was turned back is announced again
+            with standing(clock):
+                answer = await set_state(channel, metadata, target=TARGET_DRAINING, remaining_ms=30_000, epoch=epoch)
+                assert answer.phase == Phase.PHASE_DRAINING
+                await drains_when_told(client, clock, stream)
+            await set_state(channel, metadata, target=TARGET_SERVING, epoch=epoch)
+            assert (await client.post("/v1/completions", json=SHORT)).status_code == 200
+            while (await stream.read()).phase != Phase.PHASE_READY:
+                pass
+    stream.cancel()
+
+
+@pytest.mark.parametrize(("left_ms", "bound_s"), [(30_000, 1.0), (300, 0.3)])
+async def test_a_watcher_that_cannot_be_told_delays_refusals_by_a_second_at_most(
+    front, channel, metadata, issuer, monkeypatch, left_ms, bound_s
+):
+    monkeypatch.setattr(grpc_watch, "STATE_FLOOR_MS", 10**8)
+    monkeypatch.setattr(grpc_watch, "STATE_HEARTBEAT_MS", 10**8)
+    clock, stream = LoopClock(), watched(channel, metadata)
+    await stream.read()
+    with standing(clock):
+        async with http(front, issuer) as client:
+            await set_state(channel, metadata, target=TARGET_DRAINING, remaining_ms=left_ms, epoch=1)
+            clock.skip(bound_s - 0.05)
+            assert (await client.post("/v1/completions", json=SHORT)).status_code == 200
+            clock.skip(0.1)
+            assert (await client.post("/v1/completions", json=SHORT)).status_code == 503
+    stream.cancel()
+
+
+@pytest.mark.deep
+async def test_after_sigterm_an_idle_replica_serves_and_then_refuses_in_words_until_its_watchers_have_heard(
+    front, channel, metadata, issuer
+):
+    clock, stream = LoopClock(), watched(channel, metadata)
+    assert (await stream.read()).phase == Phase.PHASE_READY
+    async with http(front, issuer) as client:
+        with standing(clock):
+            front.front.stop()
+            await drains_when_told(client, clock, stream)
     await front.task
 
 
@@ -239,10 +299,7 @@ async def test_the_time_in_which_the_process_was_stopped_gives_nobody_up_after_a
 
 
 async def test_frames_carry_the_drains_deadline_and_the_epoch(front, channel, metadata):
-    watch = channel.unary_stream(
-        GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
-    )
-    stream = watch(WatchStateRequest(watcher="test"), metadata=metadata[ROLE_GATEWAY])
+    stream = watched(channel, metadata)
     assert (await stream.read()).drain_deadline_unix_ms == 0
     deadline = in_ms(60)
     await set_state(channel, metadata, target=TARGET_DRAINING, deadline_unix_ms=deadline, epoch=4)
@@ -273,10 +330,7 @@ async def test_only_the_operator_gives_orders(front, channel, metadata, role):
 
 @pytest.mark.parametrize(("role", "let_in"), [("nobody", False), (ROLE_METRICS, False), (ROLE_GATEWAY, True), (ROLE_OPERATOR, True)])
 async def test_state_is_for_gateways_and_the_operator(channel, metadata, role, let_in):
-    watch = channel.unary_stream(
-        GRPC_WATCH_STATE, request_serializer=WatchStateRequest.SerializeToString, response_deserializer=State.FromString
-    )
-    stream = watch(WatchStateRequest(), metadata=metadata[role], timeout=120)
+    stream = watched(channel, metadata, role)
     if let_in:
         assert (await stream.read()).phase == Phase.PHASE_READY
         stream.cancel()
