@@ -51,8 +51,8 @@ ANNOTATION_REJECTED: Final = f"{GROUP}/rejected"
 # Kubernetes' own: of pods that are alike otherwise the ReplicaSet removes the cheapest first; and the lowest cost there is.
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_DELETION_COST: Final = -(2**31)
-# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"): on a pod by the operator or a device monitor, on a node by
-# the latter. A replica that has it takes no new request.
+# Why a replica's device is not to be trusted ("Xid 79 on GPU 3"). A device monitor writes it on a pod or a node. The
+# operator reports such replicas to gateways, which send them no new request unless no other replica answers.
 ANNOTATION_DEVICE_FAULT: Final = f"{GROUP}/device-fault"
 
 # Of a revision's ConfigMap: which devices `accelerators[]` came down to, and for which list.

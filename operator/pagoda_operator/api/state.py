@@ -58,10 +58,10 @@ RESOURCE_SLICES: Final = Resource("resource.k8s.io/v1", "ResourceSlice", "resour
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS: Final = Resource("events.k8s.io/v1", "Event", "events")
 
-# In the order in which a revision comes to life: what fences it in and what pins it before what runs it.
+# In the order in which a revision comes to life: what fences it in, what gateways find it by, what pins it, what runs it.
 CHILD_RESOURCES: Final = (
-    *(NETWORK_POLICIES, CONTROLLER_REVISIONS, CONFIG_MAPS, RESOURCE_CLAIM_TEMPLATES),
-    *(DEPLOYMENTS, CORE_SERVICES, DISRUPTION_BUDGETS),
+    *(NETWORK_POLICIES, CORE_SERVICES, CONTROLLER_REVISIONS, CONFIG_MAPS, RESOURCE_CLAIM_TEMPLATES),
+    *(DEPLOYMENTS, DISRUPTION_BUDGETS),
 )
 
 

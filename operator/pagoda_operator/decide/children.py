@@ -158,18 +158,23 @@ def _config_text(observed: Observed, current: Revision, config: Manifest) -> str
 def wanted(
     observed: Observed, owner: Owner, current: Revision, where: Where, pinned: Pinned, toward: Steps
 ) -> list[tuple[Resource, Manifest]]:
-    """All children in the order of creation: what pins a revision before what runs it."""
+    """All children in the order of creation: by what gateways know replicas, what pins a revision, what runs it."""
     data, count = pinned.data, toward.replicas[current.name]
     deployment = children.deployment(owner, current.name, data["podTemplate"], count, toward.notes.get(current.name))
     text = _config_text(observed, current, data["daemonConfig"])
     return [
+        (CORE_SERVICES, children.core_service(owner)),
         (CONTROLLER_REVISIONS, children.controller_revision(owner, current, pinned.number, data)),
         (CONFIG_MAPS, children.config_map(owner, current, text, where.written)),
         *((RESOURCE_CLAIM_TEMPLATES, children.claim_template(owner, current, data[CLAIM])) for _ in range(CLAIM in data)),
         (DEPLOYMENTS, deployment),
-        (CORE_SERVICES, children.core_service(owner)),
         (DISRUPTION_BUDGETS, children.disruption_budget(owner)),
     ]
+
+
+def reachable(observed: Observed, owner: Owner) -> tuple[Write, ...]:
+    """The Service as it should be, if the plan decides nothing else: without it, gateways lose the replicas that serve."""
+    return tuple(converge(observed, [(CORE_SERVICES, children.core_service(owner))])) if observed.pods else ()
 
 
 def converge(observed: Observed, manifests: list[tuple[Resource, Manifest]]) -> Iterator[Write]:

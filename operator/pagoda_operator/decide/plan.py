@@ -22,7 +22,7 @@ from pagoda_placement.values import unix
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.pods import Order
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, Child, Observed
-from pagoda_operator.decide.children import Where, converge, isolate, pin, rescaled, retire, running, wanted
+from pagoda_operator.decide.children import Where, converge, isolate, pin, reachable, rescaled, retire, running, wanted
 from pagoda_operator.decide.health import Health, judge, succession
 from pagoda_operator.decide.placement import ask
 from pagoda_operator.decide.render import inspection
@@ -97,7 +97,9 @@ def _with_name_conflict(observed: Observed, draft: Plan) -> Plan:
 
 
 def _succeeding(observed: Observed, draft: Plan, health: Health) -> Plan:
-    """With a successor of an unhealthy replica, though nothing is decided about the revisions."""
+    """With the Service and a successor of an unhealthy replica, though nothing is decided about the revisions."""
+    found = _without_conflicts(observed, Plan(reachable(observed, owner_of(observed)))).writes
+    draft = replace(draft, writes=(*found, *draft.writes))
     targets = {child.name: child.ordered for child in running(observed)}
     succeeded, health = succession(observed, health, targets)
     if succeeded == targets and not any(child.extra for child in running(observed)):

@@ -38,7 +38,7 @@ def test_every_child_is_owned_labelled_and_named_as_promised():
         (owner,) = write.manifest["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (uid, True, True)
         assert write.manifest["metadata"]["labels"][LABEL_SERVICE_UID] == uid
-    assert [write.name for write in drafted.writes] == [drafted.current.name] * 3 + ["tiny", "tiny"]
+    assert [write.name for write in drafted.writes] == ["tiny", *[drafted.current.name] * 3, "tiny"]
 
 
 def test_one_replica_at_a_time_may_be_evicted_and_one_that_is_not_ready_always():
@@ -87,7 +87,7 @@ def test_an_edited_profile_rolls_nothing():
 def test_an_edited_profile_reaches_a_revision_that_runs_nothing_yet():
     harness = Harness()
     harness.run()
-    harness.api.crash_in = 4  # the ControllerRevision and the ConfigMap exist, the Deployment does not
+    harness.api.crash_in = 5  # the ControllerRevision and the ConfigMap exist, the Deployment does not
     with pytest.raises(Crash):
         harness.run()
     assert (len(harness.names(CONTROLLER_REVISIONS)), harness.names(DEPLOYMENTS)) == (1, [])
@@ -182,6 +182,37 @@ def test_an_object_of_another_owner_is_never_taken_over():
     assert harness.reason() == "ObjectExists"
     assert harness.api.of(CORE_SERVICES)[0]["spec"] == {"ports": []}
     assert ("create", "Service", "tiny") not in harness.api.journal
+
+
+STOPPED = {
+    "InvalidSpec": {"replicas": -1},
+    "NoAccelerator": {"accelerators": [{"gpu": {"products": ["H100"]}}]},
+    "PodTemplateForbidden": {"podTemplate": {"spec": {"hostPID": True}}},
+}
+
+
+@pytest.mark.parametrize("reason", [*STOPPED, "ProfileNotFound"])
+def test_the_service_by_which_gateways_know_replicas_is_restored_also_while_nothing_else_is_decided(reason):
+    harness = Harness()
+    harness.settle()
+    harness.make_ready()
+    (asked,) = copy.deepcopy(harness.api.of(CORE_SERVICES))
+    if reason in STOPPED:
+        harness.edit(**STOPPED[reason])
+    else:
+        harness.edit(engine={"maxModelLen": 128})
+        harness.api.objects.pop(("ServingProfile", "", "default"))
+    harness.api.objects.pop(("Service", "ns", "tiny"))
+    harness.settle()
+    assert harness.reason() == reason
+    assert harness.api.of(CORE_SERVICES)[0]["spec"] == asked["spec"]
+    harness.api.edit(CORE_SERVICES, "ns", "tiny", lambda body: body["spec"].update(selector={}))
+    harness.settle()
+    assert harness.api.of(CORE_SERVICES)[0]["spec"] == asked["spec"]
+    harness.api.objects.pop(("Service", "ns", "tiny"))
+    harness.api.put(CORE_SERVICES, {"metadata": {"name": "tiny", "namespace": "ns"}, "spec": {}})
+    harness.settle()
+    assert (harness.reason(), harness.api.of(CORE_SERVICES)[0]["spec"]) == (reason, {})
 
 
 def test_a_predecessors_children_are_waited_for():
