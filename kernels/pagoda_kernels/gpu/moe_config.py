@@ -41,7 +41,9 @@ _BY_ROWS: Final = (
 """For an expert of so many rows in the mean; the last for all above. Weights are all that counts in the first two."""
 
 
-def choose_config(rows: float, dtype: torch.dtype = torch.bfloat16, arch: int = _HOPPER, *, amd: bool = torch.version.hip is not None) -> Config:
+def choose_config(
+    rows: float, dtype: torch.dtype = torch.bfloat16, arch: int = _HOPPER, *, amd: bool = torch.version.hip is not None
+) -> Config:
     """Return the configuration for experts of `rows` rows in the mean on a device of compute capability `arch` / 10.
 
     Chosen by compiled code (no spills, loads at least one tile ahead), and by nothing else: no time has been measured.
@@ -55,7 +57,7 @@ def choose_config(rows: float, dtype: torch.dtype = torch.bfloat16, arch: int = 
         return found
     if arch in _SMALL or found.block_m < 128:
         return replace(found, stages=3, down_stages=3, block_m=min(found.block_m, 64), descriptors=False)
-    return replace(found, block_n=64, block_k=32, stages=3, descriptors=False)
+    return replace(found, block_n=64, block_k=32, stages=3, down_warps=8, descriptors=False)
 
 
 def all_configs(dtype: torch.dtype, arch: int) -> dict[float, Config]:

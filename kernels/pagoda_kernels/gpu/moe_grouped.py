@@ -70,20 +70,12 @@ def _rows(at, start, real, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr):
 @triton.jit
 def _product(rows, weights, total, SWAP: tl.constexpr):
     """`total` plus rows [M, K] times weights [N, K]: [M, N], or with SWAP [N, M]."""
-    if SWAP:
-        total = tl.dot(weights, rows.T, total, input_precision="ieee")
-    else:
-        total = tl.dot(rows, weights.T, total, input_precision="ieee")
-    return total
+    return tl.dot(weights, rows.T, total, input_precision="ieee") if SWAP else tl.dot(rows, weights.T, total, input_precision="ieee")
 
 
 @triton.jit
 def _zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):
-    if SWAP:
-        found = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    else:
-        found = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    return found
+    return tl.zeros([BLOCK_N, BLOCK_M], tl.float32) if SWAP else tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
 
 
 @triton.jit
@@ -146,10 +138,7 @@ def _down_kernel(
     row = expert * HIDDEN + tl.program_id(0) * BLOCK_N
     total = _zeros(BLOCK_M, BLOCK_N, SWAP)
     for start in range(0, WIDTH, BLOCK_K):
-        if FETCHED:
-            some = row_blocks.load([first, start])
-        else:
-            some = _rows(at, start, real[:, None], WIDTH, BLOCK_K)
+        some = row_blocks.load([first, start]) if FETCHED else _rows(at, start, real[:, None], WIDTH, BLOCK_K)
         downs = _weights(blocks, weights, row, expert * HIDDEN + HIDDEN, start, HIDDEN, WIDTH, BLOCK_N, BLOCK_K, DESCRIPTORS)
         total = _product(some, downs, total, SWAP)
     pair = tl.load(order + first + lines, mask=real, other=0)
@@ -170,7 +159,14 @@ def _sum_kernel(parts, weights, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, 
 
 
 def moe_grouped(
-    hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, routing: Routing, *, out: Tensor | None = None, config: Config | None = None
+    hidden: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    routing: Routing,
+    *,
+    out: Tensor | None = None,
+    config: Config | None = None,
 ) -> Tensor:
     """Return what the experts make of each token, [tokens, hidden], in `out` where it is given.
 

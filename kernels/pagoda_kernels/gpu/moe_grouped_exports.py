@@ -36,7 +36,9 @@ def _exports(name: str, config: Config, archs: tuple[str, ...]) -> tuple[Export,
             name=f"moe_gate_up_{name}",
             kernel=_gate_up_kernel,
             signature={"hidden": "*bf16", "weights": "*bf16", "inner": "*bf16"} | lists | gates,
-            constants=common | g | {"TOP_K": _TOP_K, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "DESCRIPTORS": config.descriptors},
+            constants=common
+            | g
+            | {"TOP_K": _TOP_K, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "DESCRIPTORS": config.descriptors},
             options={"num_warps": config.warps, "num_stages": config.stages},
             bands=Bands(registers=255, mma=_mma(config, config.block_n), depth=depth),
             archs=archs,

@@ -7,6 +7,7 @@ most BLOCK_M of them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from pagoda_kernels.exports import Bands, Export
 
 MOST_EXPERTS = 1024
-_ALONE = 64  # up to so many tokens one program does all, in one launch
-_TOKENS = 32  # of a program elsewhere
+_TOKENS = 32  # of a program: up to so many, one does all, in one launch
+_WARPS = 8  # of these: with 4 of them, or of 64 tokens with 16, registers are spilled
 LINE = 4  # numbers of a tile in `Routed.tiles`: its expert, its first row, its rows, and one that is not used
 
 
@@ -60,7 +61,7 @@ def _chosen(logits, token, tokens, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, N
     experts = tl.zeros([token.shape[0], BLOCK_K], tl.int32)
     weights = tl.zeros([token.shape[0], BLOCK_K], tl.float32)
     total = tl.zeros([token.shape[0]], tl.float32)
-    for index in range(0, TOP_K):  # not unrolled: the compiler takes 10 s for eight times as much of it
+    for index in range(TOP_K):  # not unrolled: the compiler takes 10 s for eight times as much of it
         best = tl.max(key, 1)
         found = key == best[:, None]
         weight = tl.sum(tl.where(found, share, 0.0), 1)
@@ -80,7 +81,7 @@ def _marks(experts, real, TOP_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: t
     expert = tl.arange(0, BLOCK_E)[None, :]
     rank = tl.arange(0, BLOCK_K)[None, :]
     marks = tl.zeros([experts.shape[0], BLOCK_E], tl.int32)
-    for index in range(0, TOP_K):
+    for index in range(TOP_K):
         mine = tl.sum(tl.where(rank == index, experts, 0), 1)
         marks += (expert == mine[:, None]).to(tl.int32)
     return tl.where(real[:, None], marks, 0)
@@ -92,7 +93,7 @@ def _sort(order, experts, marks, before, token, tokens, TOP_K: tl.constexpr, BLO
     expert = tl.arange(0, BLOCK_E)[None, :]
     rank = tl.arange(0, BLOCK_K)[None, :]
     rows = tl.cumsum(marks, 0) - marks + before[None, :]
-    for index in range(0, TOP_K):
+    for index in range(TOP_K):
         mine = tl.sum(tl.where(rank == index, experts, 0), 1)
         row = tl.sum(tl.where(expert == mine[:, None], rows, 0), 1)
         tl.store(order + row, token * TOP_K + index, mask=token < tokens)
@@ -106,7 +107,7 @@ def _cut(tiles, counts, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, LINE: tl.c
     number = (counts + BLOCK_M - 1) // BLOCK_M
     place = tl.cumsum(number, 0) - number
     tl.store(tiles, tl.sum(number, 0))
-    for index in range(0, tl.max(number, 0)):
+    for index in range(tl.max(number, 0)):
         line = tiles + LINE * (1 + place + index)
         mine = index < number
         tl.store(line, expert, mask=mine)
@@ -173,32 +174,32 @@ def moe_route(logits: Tensor, routing: Routing, block_m: int) -> Routed:
     """
     tokens, experts = logits.shape
     _check(logits, routing)
-    rows, place = tokens * routing.top_k, logits.device
-    lists = {"dtype": torch.int32, "device": place}
-    order, tiles = torch.empty(rows, **lists), torch.empty(1 + most_tiles(rows, experts, block_m), LINE, **lists)
-    weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=place)
+    rows = tokens * routing.top_k
+    numbers = partial(torch.empty, dtype=torch.int32, device=logits.device)
+    order, tiles = numbers(rows), numbers(1 + most_tiles(rows, experts, block_m), LINE)
+    weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=logits.device)
     sizes = {"BLOCK_E": triton.next_power_of_2(experts), "BLOCK_K": triton.next_power_of_2(routing.top_k), "BLOCK_M": block_m}
     chosen = {"EXPERTS": experts, "TOP_K": routing.top_k, "NORMALISED": routing.normalised, "LINE": LINE}
-    if tokens <= _ALONE:
+    if tokens <= _TOKENS:
         block, warps = _alone(tokens)
         _route_kernel[(1,)](
             logits, order, weights, order, order, tiles, tokens, **chosen, **sizes, ALONE=True, BLOCK_T=block, num_warps=warps
         )
         return Routed(weights, order, tiles)
     blocks = triton.cdiv(tokens, _TOKENS)
-    experts_of, counts = torch.empty(rows, **lists), torch.empty(blocks, sizes["BLOCK_E"], **lists)
+    experts_of, counts = numbers(rows), numbers(blocks, sizes["BLOCK_E"])
     _route_kernel[(blocks,)](
-        logits, experts_of, weights, counts, order, tiles, tokens, **chosen, **sizes, ALONE=False, BLOCK_T=_TOKENS, num_warps=4
+        logits, experts_of, weights, counts, order, tiles, tokens, **chosen, **sizes, ALONE=False, BLOCK_T=_TOKENS, num_warps=_WARPS
     )
     _sort_kernel[(blocks,)](
-        experts_of, counts, order, tiles, tokens, blocks, TOP_K=routing.top_k, LINE=LINE, **sizes, BLOCK_T=_TOKENS, num_warps=4
+        experts_of, counts, order, tiles, tokens, blocks, TOP_K=routing.top_k, LINE=LINE, **sizes, BLOCK_T=_TOKENS, num_warps=_WARPS
     )
     return Routed(weights, order, tiles)
 
 
 def _alone(tokens: int) -> tuple[int, int]:
     """Tokens and warps of the one program: few numbers of them, since each is compiled on its own."""
-    return (1, 1) if tokens == 1 else (16, 4) if tokens <= 16 else (_ALONE, 16)
+    return (1, 1) if tokens == 1 else (16, 4) if tokens <= 16 else (_TOKENS, _WARPS)
 
 
 def _check(logits: Tensor, routing: Routing) -> None:
@@ -223,14 +224,14 @@ def _route_export(tokens: int, warps: int, *, alone: bool) -> Export:
 
 
 EXPORTS = (
-    *(_route_export(*_alone(tokens), alone=True) for tokens in (1, 16, _ALONE)),
-    _route_export(_TOKENS, 4, alone=False),
+    *(_route_export(*_alone(tokens), alone=True) for tokens in (1, 16, _TOKENS)),
+    _route_export(_TOKENS, _WARPS, alone=False),
     Export(
         name="moe_sort",
         kernel=_sort_kernel,
         signature=dict.fromkeys(("experts_of", "counts_of", "order", "tiles"), "*i32") | {"tokens": "i32", "blocks": "i32"},
         constants={"TOP_K": 8, "LINE": LINE, "BLOCK_T": _TOKENS, "BLOCK_E": 128, "BLOCK_K": 8, "BLOCK_M": 128},
-        options={"num_warps": 4},
+        options={"num_warps": _WARPS},
         bands=Bands(registers=255),
     ),
 )

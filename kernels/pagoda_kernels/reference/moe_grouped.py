@@ -20,7 +20,7 @@ def moe_grouped(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, r
     """Each token through its experts, one expert after another. NaN stays in its row."""
     weights, experts = moe_route(logits, *routing)
     out = torch.zeros(hidden.shape, dtype=torch.float64, device=hidden.device)
-    for expert in experts.unique().tolist():
+    for expert in sorted(set(experts.flatten().tolist())):
         token, rank = (experts == expert).nonzero(as_tuple=True)
         inner = silu_mul(hidden[token].double() @ gate_up[expert].double().T)
         out.index_add_(0, token, inner @ down[expert].double().T * weights[token, rank, None])
