@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import gpu_attention
+import gpu_experts
 import gpu_lora
 import gpu_pointwise
 import gpu_sampling
@@ -30,14 +31,15 @@ Build = Callable[..., Trial]
 
 
 class Case(NamedTuple):
-    """One size of one op. `size`: large, knee or small; `module` is the op's file."""
+    """One size of one op. `size`: large, knee or small; `module` is the op's file; `own`: the config that it chooses for this size, where
+    others can be asked for."""
 
     op: str
     label: str
     size: str
     module: str
     build: Build
-    configs: bool = False
+    own: Callable[[ModuleType], Any] | None = None
 
     @property
     def name(self) -> str:
@@ -92,7 +94,16 @@ _GREEDY = {
     "b8": ("small", Draws(8, temperature=0)),
 }
 COMPILED = (OURS, "liger", "xformers")
-MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul", "lora")
+MODULES = (
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "moe_grouped",
+    "sample",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_mul",
+    "lora",
+)
 
 
 def cases() -> list[Case]:
@@ -106,6 +117,7 @@ def cases() -> list[Case]:
     found = [
         *_attention("paged_attention_decode", gpu_attention.decode, _DECODE),
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
+        *_experts(),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
         *_adapters(),
@@ -120,7 +132,12 @@ def _label(rows: gpu_pointwise.Rows) -> str:
 
 
 def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -> Iterator[Case]:
-    return (Case(op, label, size, op, partial(_shaped, build, shape), configs=True) for label, (size, shape) in shapes.items())
+    return (Case(op, label, size, op, partial(_shaped, build, shape), default_config) for label, (size, shape) in shapes.items())
+
+
+def _experts() -> Iterator[Case]:
+    build, op = gpu_experts.trial, "moe_grouped"
+    return (Case(op, label, size, op, partial(_shaped, build, one), one.own_config) for label, (size, one) in gpu_experts.sizes().items())
 
 
 def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]:
@@ -136,7 +153,7 @@ def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machi
     return build(op, rows, machine, limit())
 
 
-def _shaped(build: Build, shape: Shape, op: ModuleType, machine: Machine, config: Any) -> Trial:
+def _shaped(build: Build, shape: Any, op: ModuleType, machine: Machine, config: Any) -> Trial:
     return build(op, shape, machine, limit(), config)
 
 
@@ -177,7 +194,8 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
         if case.module not in ops:
             continue
         op = ops[case.module]
-        asked = [config for text in configs.get(case.op, ()) for config in config_grid(op, text)] if case.configs else []
+        texts = configs.get(case.op, ()) if case.own else ()
+        asked = [config for text in texts for config in config_grid(op, text, case.own)]
         for index, config in enumerate([None, *asked]):
             name = case.name if config is None else f"{case.name} [{describe(config)}]"
             rank = (SIZES.index(case.size), place, index)
@@ -186,10 +204,10 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
     return found
 
 
-def config_grid(op: ModuleType, text: str) -> list[Any]:
-    """`tile=64|128,stages=3|4`: Configs of the op with every combination, over the one that the op chooses itself (at head_dim 128)."""
+def config_grid(op: ModuleType, text: str, own: Callable[[ModuleType], Any] | None = None) -> list[Any]:
+    """`tile=64|128,stages=3|4`: Configs of the op with every combination, over its `own` choice (default: at head_dim 128)."""
     wanted = dict(part.split("=", 1) for part in text.split(","))
-    default = default_config(op)
+    default = (own or default_config)(op)
     known = {field.name for field in fields(default)}
     if unknown := wanted.keys() - known:
         raise ValueError(f"{sorted(unknown)}: {op.__name__}.Config has {sorted(known)}")
