@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import gpu_attention
+import gpu_linear
 import gpu_pointwise
 import gpu_sampling
 import torch
@@ -91,7 +92,16 @@ _GREEDY = {
     "b8": ("small", Draws(8, temperature=0)),
 }
 COMPILED = (OURS, "liger", "xformers")
-MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul")
+MODULES = (
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "sample",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_mul",
+    "linear_w8a8",
+    "quantise_rows",
+)
 
 
 def cases() -> list[Case]:
@@ -107,6 +117,7 @@ def cases() -> list[Case]:
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
+        *_matrices(),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -123,6 +134,15 @@ def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -
 
 def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]:
     return (Case(op, label, size, "sample", partial(_drawn, one)) for label, (size, one) in draws.items())
+
+
+def _matrices() -> Iterator[Case]:
+    for size, shape in gpu_linear.sizes():
+        for kind in gpu_linear.KINDS:
+            build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
+            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, configs=True)
+    for size, shape in gpu_linear.quantised_sizes():
+        yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
@@ -187,7 +207,9 @@ def config_grid(op: ModuleType, text: str) -> list[Any]:
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers."""
+    """Of bf16 heads of 128 numbers, or of few rows."""
+    if hasattr(op, "linear_w8a8"):
+        return op.Config()
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
 
 
