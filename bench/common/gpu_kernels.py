@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import gpu_attention
+import gpu_linear
 import gpu_pointwise
 import gpu_sampling
 import torch
@@ -91,7 +92,7 @@ _GREEDY = {
     "b8": ("small", Draws(8, temperature=0)),
 }
 COMPILED = (OURS, "liger", "xformers")
-MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul")
+MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul", "linear_w4a16")
 
 
 def cases() -> list[Case]:
@@ -107,6 +108,7 @@ def cases() -> list[Case]:
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
+        *_linear("linear_w4a16", gpu_linear.trial),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -125,11 +127,17 @@ def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]
     return (Case(op, label, size, "sample", partial(_drawn, one)) for label, (size, one) in draws.items())
 
 
+def _linear(op: str, build: Build) -> Iterator[Case]:
+    for size, one in gpu_linear.sizes():
+        label = f"{one.rows}x{one.inputs}x{one.outputs}"
+        yield Case(op, label, size, op, partial(_shaped, build, one), configs=True)
+
+
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
     return build(op, rows, machine, limit())
 
 
-def _shaped(build: Build, shape: Shape, op: ModuleType, machine: Machine, config: Any) -> Trial:
+def _shaped(build: Build, shape: Any, op: ModuleType, machine: Machine, config: Any) -> Trial:
     return build(op, shape, machine, limit(), config)
 
 
@@ -187,7 +195,9 @@ def config_grid(op: ModuleType, text: str) -> list[Any]:
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers."""
+    """Of bf16 heads of 128 numbers, of 16 rows."""
+    if hasattr(op, "w4_config"):
+        return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
 
 
