@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import gpu_attention
 import gpu_linear
+import gpu_linear_w4
 import gpu_pointwise
 import gpu_sampling
 import torch
@@ -92,7 +93,17 @@ _GREEDY = {
     "b8": ("small", Draws(8, temperature=0)),
 }
 COMPILED = (OURS, "liger", "xformers")
-MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul", "linear_w4a16")
+MODULES = (
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "sample",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_mul",
+    "linear_w8a8",
+    "quantise_rows",
+    "linear_w4a16",
+)
 
 
 def cases() -> list[Case]:
@@ -108,7 +119,8 @@ def cases() -> list[Case]:
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
-        *_linear("linear_w4a16", gpu_linear.trial),
+        *_matrices(),
+        *_matrices_of_4_bits(),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -127,10 +139,19 @@ def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]
     return (Case(op, label, size, "sample", partial(_drawn, one)) for label, (size, one) in draws.items())
 
 
-def _linear(op: str, build: Build) -> Iterator[Case]:
-    for size, one in gpu_linear.sizes():
-        label = f"{one.rows}x{one.inputs}x{one.outputs}"
-        yield Case(op, label, size, op, partial(_shaped, build, one), configs=True)
+def _matrices() -> Iterator[Case]:
+    for size, shape in gpu_linear.sizes():
+        for kind in gpu_linear.KINDS:
+            build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
+            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, configs=True)
+    for size, shape in gpu_linear.quantised_sizes():
+        yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
+
+
+def _matrices_of_4_bits() -> Iterator[Case]:
+    for size, one in gpu_linear_w4.sizes():
+        build = partial(_shaped, gpu_linear_w4.linear, one)
+        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, configs=True)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
@@ -195,7 +216,9 @@ def config_grid(op: ModuleType, text: str) -> list[Any]:
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers, of 16 rows."""
+    """Of bf16 heads of 128 numbers, or of few rows."""
+    if hasattr(op, "linear_w8a8"):
+        return op.Config()
     if hasattr(op, "w4_config"):
         return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
