@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import gpu_attention
 import gpu_experts
 import gpu_linear
+import gpu_linear_w4
 import gpu_lora
 import gpu_pointwise
 import gpu_sampling
@@ -106,6 +107,7 @@ MODULES = (
     "lora",
     "linear_w8a8",
     "quantise_rows",
+    "linear_w4a16",
 )
 
 
@@ -125,6 +127,7 @@ def cases() -> list[Case]:
         *_sampling("greedy", _GREEDY),
         *_adapters(),
         *_matrices(),
+        *_matrices_of_4_bits(),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -160,6 +163,12 @@ def _matrices() -> Iterator[Case]:
             yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, configs=True)
     for size, shape in gpu_linear.quantised_sizes():
         yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
+
+
+def _matrices_of_4_bits() -> Iterator[Case]:
+    for size, one in gpu_linear_w4.sizes():
+        build = partial(_shaped, gpu_linear_w4.linear, one)
+        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, configs=True)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
@@ -234,6 +243,8 @@ def default_config(op: ModuleType) -> Any:
         return op.lora_config(16, 2)
     if hasattr(op, "linear_w8a8"):
         return op.Config()
+    if hasattr(op, "w4_config"):
+        return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
 
 
