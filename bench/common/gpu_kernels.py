@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import gpu_attention
 import gpu_experts
+import gpu_lora
 import gpu_pointwise
 import gpu_sampling
 import torch
@@ -93,7 +94,16 @@ _GREEDY = {
     "b8": ("small", Draws(8, temperature=0)),
 }
 COMPILED = (OURS, "liger", "xformers")
-MODULES = ("paged_attention_decode", "paged_attention_prefill", "moe_grouped", "sample", "rms_norm", "rope_kv_write", "silu_mul")
+MODULES = (
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "moe_grouped",
+    "sample",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_mul",
+    "lora",
+)
 
 
 def cases() -> list[Case]:
@@ -110,6 +120,7 @@ def cases() -> list[Case]:
         *_experts(),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
+        *_adapters(),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -133,6 +144,11 @@ def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]
     return (Case(op, label, size, "sample", partial(_drawn, one)) for label, (size, one) in draws.items())
 
 
+def _adapters() -> Iterator[Case]:
+    for size, steps in gpu_lora.STEPS.items():
+        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), configs=True) for step in steps)
+
+
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
     return build(op, rows, machine, limit())
 
@@ -143,6 +159,10 @@ def _shaped(build: Build, shape: Any, op: ModuleType, machine: Machine, config: 
 
 def _drawn(draws: Draws, op: ModuleType, machine: Machine, _: Any) -> Trial:
     return gpu_sampling.trial(op, draws, machine)
+
+
+def _changed(step: gpu_lora.Step, op: ModuleType, machine: Machine, config: Any) -> Trial:
+    return gpu_lora.trial(op, step, machine, limit(), config)
 
 
 def limit() -> float:
@@ -196,7 +216,9 @@ def config_grid(op: ModuleType, text: str, own: Callable[[ModuleType], Any] | No
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers."""
+    """Of bf16 heads of 128 numbers; of adapters, of rows that decode."""
+    if hasattr(op, "lora_config"):
+        return op.lora_config(16, 2)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
 
 
