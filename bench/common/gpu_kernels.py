@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import gpu_attention
 import gpu_experts
+import gpu_linear
+import gpu_linear_w4
 import gpu_lora
 import gpu_pointwise
 import gpu_sampling
@@ -103,6 +105,9 @@ MODULES = (
     "rope_kv_write",
     "silu_mul",
     "lora",
+    "linear_w8a8",
+    "quantise_rows",
+    "linear_w4a16",
 )
 
 
@@ -121,6 +126,8 @@ def cases() -> list[Case]:
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
         *_adapters(),
+        *_matrices(),
+        *_matrices_of_4_bits(),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -146,7 +153,22 @@ def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]
 
 def _adapters() -> Iterator[Case]:
     for size, steps in gpu_lora.STEPS.items():
-        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), configs=True) for step in steps)
+        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), default_config) for step in steps)
+
+
+def _matrices() -> Iterator[Case]:
+    for size, shape in gpu_linear.sizes():
+        for kind in gpu_linear.KINDS:
+            build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
+            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, default_config)
+    for size, shape in gpu_linear.quantised_sizes():
+        yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
+
+
+def _matrices_of_4_bits() -> Iterator[Case]:
+    for size, one in gpu_linear_w4.sizes():
+        build = partial(_shaped, gpu_linear_w4.linear, one)
+        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, default_config)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
@@ -216,9 +238,13 @@ def config_grid(op: ModuleType, text: str, own: Callable[[ModuleType], Any] | No
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers; of adapters, of rows that decode."""
+    """Of bf16 heads of 128 numbers; of adapters, of rows that decode; of matrices, of few rows."""
     if hasattr(op, "lora_config"):
         return op.lora_config(16, 2)
+    if hasattr(op, "linear_w8a8"):
+        return op.Config()
+    if hasattr(op, "w4_config"):
+        return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
 
 
