@@ -172,6 +172,7 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
+EXPERTS = (*ABLATION, Point(1, 8000, 2))
 PROMPTS = (Point(1, 8000, 2), Point(64, 2000, 32))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
 BUDGETS = (1024, 2048, 4096, 8192)
@@ -198,13 +199,14 @@ def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
 
 
 def _tiny() -> list[Trial]:
-    return [Trial("tiny", TINY, variant) for variant in VARIANTS]
+    return [Trial("tiny", TINY, variant) for variant in VARIANTS] + [Trial("tiny experts", TINY[:1])]
 
 
 def _trials() -> list[Trial]:
     served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
     ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
-    return served + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+    experts = [Trial("experts", EXPERTS, variant) for variant in VARIANTS if variant != "graphs"]
+    return served + ablations + experts + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
 
 
 def _measurement(trial: Trial, machine: Machine) -> Measurement:
@@ -256,9 +258,13 @@ def _middle(point: Point, block_size: int) -> StepPlan:
 
 
 def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
-    """How near a step that decodes is to reading all weights and the rows' keys and values once, at the bandwidth of a copy."""
+    """How near a step that decodes is to reading weights and the rows' keys and values once, at the bandwidth of a copy. Of experts, those
+    that rows ask for, if each asks for any as likely as for another."""
     spec, item = model.spec, torch.bfloat16.itemsize
     read = weight_bytes(spec, torch.bfloat16) - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
+    if (experts := spec.experts) is not None:
+        idle = (1 - experts.per_token / experts.count) ** point.rows
+        read -= round(idle * sum(spec.sparse) * experts.count * 3 * spec.hidden * experts.intermediate * item)
     read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
     return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
 

@@ -75,7 +75,8 @@ def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) ->
         return f"{torch.cuda.get_device_name(place)} has no instructions for bf16"
     window = min((window for window in spec.windows if window is not None), default=None)
     narrow = replace(spec, vocab_size=_NARROW, hidden=_NARROW, intermediate=_NARROW, tied=True)
-    trial = replace(narrow, layers=1, windows=(window,), sparse=(False,), experts=None)
+    experts = None if spec.experts is None else replace(spec.experts, intermediate=_NARROW)
+    trial = replace(narrow, layers=1, windows=(window,), sparse=(any(spec.sparse),), experts=experts)
     with place:
         weights = allocate(trial, _DTYPE)
     for part in destinations(trial, weights).values():
@@ -159,7 +160,7 @@ def warm_worker(
         for linear in linears(weights.layers[0]):
             linear.warm()
         warm_sizes(worker, engine.token_budget)
-    if graphs and place.type == "cuda" and not any(spec.sparse):  # how many tokens an expert gets is read on the host
+    if graphs and place.type == "cuda":
         _capture(forward, limits.max_model_len, note)
         worker.probe()
     return worker

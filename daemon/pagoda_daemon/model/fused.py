@@ -1,8 +1,8 @@
 """FusedDecoder: the forward pass out of the GPU's fused ops and cuBLAS. Called by `gpu`.
 
 Computes what `model.decoder` computes, with the same roundings, in ten launches per layer instead of about forty: that one is its judge.
-Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph; layers of experts and tokens with an adapter
-are the exceptions, computed by torch in between.
+Experts are rounded less often there, and come closer to the exact result. Reads nothing of a tensor on the host, so that a whole pass can
+be captured as a CUDA graph; tokens with an adapter are the exception, computed by torch in between.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from pagoda_kernels.gpu.moe_grouped import moe_grouped
+from pagoda_kernels.gpu.moe_route import MOST_EXPERTS, Routing
 from pagoda_kernels.gpu.prefill_config import HEAD_DIMS
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
@@ -20,9 +22,9 @@ from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Adapted, add_low_rank
-from pagoda_daemon.model.moe import mix_experts
+from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.rope import rope_table
-from pagoda_daemon.model.weights import Layer, Mlp, Weights
+from pagoda_daemon.model.weights import Layer, Mlp, SparseMlp, Weights
 
 _LARGEST_GROUP = 64  # query heads of one key head: the rows of a tile of the narrowest configuration
 
@@ -55,6 +57,8 @@ def not_fused(spec: ModelSpec) -> str | None:
         return f"heads of {spec.head_dim}: the fused ops know {', '.join(map(str, HEAD_DIMS))}"
     if spec.heads // spec.kv_heads > _LARGEST_GROUP:
         return f"{spec.heads // spec.kv_heads} query heads per key head: the fused ops know at most {_LARGEST_GROUP}"
+    if spec.experts is not None and spec.experts.count > MOST_EXPERTS:
+        return f"{spec.experts.count} experts: the fused ops know at most {MOST_EXPERTS}"
     return None
 
 
@@ -103,7 +107,12 @@ def _mlp(layer: Layer, normed: Tensor, adapted: Adapted | None, index: int) -> T
     if isinstance(layer.mlp, Mlp):
         inner = silu_mul(add_low_rank(layer.mlp.gate_up.apply(normed), normed, adapted, index, "gate_up"))
         return add_low_rank(layer.mlp.down.apply(inner), inner, adapted, index, "down")
-    return mix_experts(normed, layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
+    return _mixed_experts(layer.mlp, normed)
+
+
+def _mixed_experts(mlp: SparseMlp, normed: Tensor) -> Tensor:
+    routing = Routing(mlp.experts.per_token, mlp.experts.normalised)
+    return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing)
 
 
 def _head_norms(spec: ModelSpec, layer: Layer) -> HeadNorms | None:

@@ -28,7 +28,7 @@ from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_kernels.interpreter.honest import HonestInterpreter
-from pagoda_kernels.testing import device
+from pagoda_kernels.testing import assert_close, device
 from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
 from triton import knobs
@@ -134,13 +134,27 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
         same(ours.execute(plan), theirs.execute(plan))
 
 
-def test_experts_between_the_fused_ops_give_the_tokens_of_torch():
-    experts = Experts(count=4, per_token=2, intermediate=48, normalised=True, names=FAMILIES["Qwen3MoeForCausalLM"].experts)
-    ours, theirs = workers(spec := shape(experts=experts, sparse=(True, False)))
-    batch = Batch(prompts(spec.vocab_size, (1, 17)))
-    for counts in ((1, 16), (1, 1), (1, 1)):
-        plan = batch.step(counts)
-        same(ours.execute(plan), theirs.execute(plan))
+def with_experts(*, normalised):
+    names = FAMILIES["Qwen3MoeForCausalLM"].experts
+    return shape(experts=Experts(count=4, per_token=2, intermediate=48, normalised=normalised, names=names), sparse=(True, False))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_give_the_logits_of_torch(normalised):
+    ours, theirs = workers(spec := with_experts(normalised=normalised))
+    batch = Batch(prompts(spec.vocab_size, (1, 5)))
+    for wanted, plan in ((np.array([0, 4]), batch.step((1, 4))), (np.array([0]), batch.step((0, 1)))):
+        found, right = (one.forward.logits(plan, wanted).cpu() for one in (ours, theirs))
+        assert_close(found, right.double(), "fp32")
+
+
+def test_a_pass_through_experts_reads_nothing_on_the_host(monkeypatch):
+    """A graph could not be captured."""
+    ours, _ = workers(spec := with_experts(normalised=True))
+    plan = Batch(prompts(spec.vocab_size, (1,))).step((1,))
+    for name in ("tolist", "item", "nonzero", "bincount", "__bool__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_arguments, **_named: pytest.fail("a value is read on the host"))
+    ours.forward.states(plan, np.array([0]))
 
 
 def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
@@ -202,6 +216,7 @@ def test_a_seed_gives_the_same_tokens_whatever_the_neighbours_ask_for():
         ({}, None),
         ({"head_dim": 80}, "heads of 80: the fused ops know 16, 32, 64, 128, 256"),
         ({"heads": 128, "kv_heads": 1}, "128 query heads per key head: the fused ops know at most 64"),
+        ({"experts": Experts(1025, 2, 48, True, FAMILIES["Qwen3MoeForCausalLM"].experts)}, "1025 experts: the fused ops know at most 1024"),
     ],
 )
 def test_models_that_the_kernels_cannot_compute_are_left_to_torch(changes, told):
