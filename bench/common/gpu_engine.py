@@ -1,7 +1,8 @@
 """The whole engine on a GPU: the real loop, scheduler and worker in this process, random weights made on the device. For bench/gpu.py.
 
 Variants are ablations of the same engine: `eager` is PyTorch op by op, `fused` our kernels launched one by one, `graphs` replays CUDA
-graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes.
+graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes. `adapters` is that with LoRA
+adapters of rank 16 on all modules.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import torch
 from gpu_device import Machine
 from gpu_numbers import Ceilings
 from gpu_record import Measurement
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
 from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
+from pagoda_daemon.lora.load import Matrices, pooled_adapter
+from pagoda_daemon.lora.modules import modules_of
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, parse_spec
 from pagoda_daemon.model.decoder import Decoder
+from pagoda_daemon.model.packed_lowrank import PooledAdapter
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import TorchForward
@@ -38,6 +42,8 @@ from pagoda_daemon.simulated.replicas.engine import LocalWire
 
 _REPLAYS = 20
 VARIANTS = ("overlap", "graphs", "fused", "eager")
+WITH_ADAPTERS = "adapters"
+_RANK = 16
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -82,18 +88,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy."""
+    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy. `adapters` take turns; 0: none."""
 
     rows: int
     prompt: int
     answer: int
     temperature: float = 0.0
     top_p: float = 1.0
+    adapters: int = 0
 
     @property
     def name(self) -> str:
         drawn = f" temperature {self.temperature} top_p {self.top_p}" if self.temperature else ""
-        return f"rows {self.rows} in {self.prompt} out {self.answer}{drawn}"
+        return f"rows {self.rows} in {self.prompt} out {self.answer}{drawn}" + (f" adapters {self.adapters}" if self.adapters else "")
 
 
 @dataclass(frozen=True)
@@ -152,10 +159,29 @@ def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLi
         with model.weights.norm.device:
             kv = KvCache(model.spec, limits.blocks_total + 1, limits.block_size, torch.bfloat16)
             return ModelWorker(TorchForward(Decoder(model.spec, model.weights, limits.max_model_len), kv), limits)
-    from pagoda_daemon.gpu.load import warm_worker  # not for `eager`: it needs Triton
+    from pagoda_daemon.gpu.load import take_adapters, warm_worker  # not for `eager`: it needs Triton
 
-    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant != "fused")
+    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant not in ("fused", WITH_ADAPTERS))
+    if variant == WITH_ADAPTERS:
+        take_adapters(worker, AdaptersConfig(max_loaded=_MOST_ADAPTERS, max_rank=_RANK), lambda _share: None)
+        assert worker.adapters is not None
+        worker.adapters = replace(worker.adapters, first=_random_adapters(model))
+        return worker
     return worker if variant == "overlap" else Sync(worker)
+
+
+def _random_adapters(model: Model) -> tuple[PooledAdapter, ...]:
+    """All of the same numbers: each is copied to its own place."""
+    pairs = {
+        name: (torch.randn(_RANK, module.inputs) * module.inputs**-0.5, torch.randn(module.outputs, _RANK) * 0.05)
+        for name, module in modules_of(model.spec).items()
+    }
+    one = pooled_adapter(Matrices(_digest(0), _RANK, pairs), model.spec, model.weights.norm)
+    return tuple(replace(one, digest=_digest(index)) for index in range(_MOST_ADAPTERS))
+
+
+def _digest(index: int) -> str:
+    return f"sha256:{index}"
 
 
 class Served:
@@ -186,9 +212,10 @@ class Served:
         )
         prompts = [tuple(random.randrange(3, self._vocab) for _ in range(point.prompt)) for _ in range(point.rows)]
         begun, left, stamps, first = time.perf_counter(), point.rows, [], {}
-        for prompt in prompts:
+        for index, prompt in enumerate(prompts):
             self._names += 1
-            self._wire.put(Submit(str(self._names), prompt, sampling))
+            adapter = _digest(index % point.adapters) if point.adapters else ""
+            self._wire.put(Submit(str(self._names), prompt, sampling, adapter=adapter))
         while left:
             stamp, message = self._until(StepOutput)
             for output in message.outputs:
@@ -230,19 +257,25 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
+ADAPTED = (Point(64, 1000, 64), *(Point(64, 1000, 64, adapters=count) for count in (32, 8, 1)), Point(1, 1000, 64, adapters=1))
+_MOST_ADAPTERS = max(point.adapters for point in ADAPTED)
+TINY_ADAPTED = (Point(5, 20, 8), Point(5, 20, 8, adapters=2))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
 
 
 def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
     """Each model in each variant. Without a device, a tiny one."""
     if machine.dry:
-        return [_measurement("tiny", variant, TINY, machine) for variant in VARIANTS]
+        return [_measurement("tiny", variant, TINY, machine) for variant in VARIANTS] + [
+            _measurement("tiny", WITH_ADAPTERS, TINY_ADAPTED, machine)
+        ]
     served = [_measurement(name, "overlap", SERVED + DRAWN, machine) for name in ("8b", "0.6b")]
+    served.append(_measurement("8b", WITH_ADAPTERS, ADAPTED, machine))
     return served + [_measurement(name, variant, ABLATION, machine) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
 
 
 def _measurement(name: str, variant: str, points: tuple[Point, ...], machine: Machine) -> Measurement:
-    rank = (1, VARIANTS.index(variant), name != "8b")
+    rank = (1, (VARIANTS[0], WITH_ADAPTERS, *VARIANTS[1:]).index(variant), name != "8b")
     return Measurement(f"engine {name} {variant}", rank, lambda ceilings: measure(name, variant, points, machine, ceilings))
 
 
@@ -285,7 +318,8 @@ def _middle(point: Point, block_size: int) -> StepPlan:
     width = -(-length // block_size)
     tables = np.arange(point.rows * width, dtype=np.int32).reshape(point.rows, width)
     starts = np.arange(point.rows + 1, dtype=np.int32)
-    return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_))
+    slots = rows % point.adapters + 1 if point.adapters else None
+    return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_), adapters=slots)
 
 
 def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:

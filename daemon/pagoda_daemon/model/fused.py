@@ -1,8 +1,8 @@
 """FusedDecoder: the forward pass out of the GPU's fused ops and cuBLAS. Called by `gpu`.
 
 Computes what `model.decoder` computes, with the same roundings, in ten launches per layer instead of about forty: that one is its judge.
-Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph; layers of experts and tokens with an adapter
-are the exceptions, computed by torch in between.
+Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph; layers of experts are the exception, computed
+by torch in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pagoda_kernels.gpu.silu_mul import silu_mul
 from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec
-from pagoda_daemon.model.lowrank import Adapted, add_low_rank
+from pagoda_daemon.model.lowrank import Part
 from pagoda_daemon.model.moe import mix_experts
 from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.rope import rope_table
@@ -36,18 +36,27 @@ class Attention(Protocol):
         ...
 
 
+class Changes(Protocol):
+    """The tokens of a step that have a LoRA adapter."""
+
+    def add(self, out: Tensor, hidden: Tensor, layer: int, part: Part) -> None:
+        """To their rows of `out` [tokens, outputs] what their adapters make of `hidden` [tokens, inputs]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FusedStep:
     """A step's tokens, all on the device: ids and positions int32 [tokens], the slots of their keys and values int64 [tokens] (-1: none),
-    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted`: as in `decoder.Flat`."""
+    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted` None: no token has an adapter; likewise
+    `adapted_wanted`, among the wanted ones."""
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     wanted: Tensor | None
     attention: Attention
-    adapted: Adapted | None = None
-    adapted_wanted: Adapted | None = None
+    adapted: Changes | None = None
+    adapted_wanted: Changes | None = None
 
 
 def not_fused(spec: ModelSpec) -> str | None:
@@ -82,14 +91,14 @@ class FusedDecoder:
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
                 adapted = step.adapted_wanted
-            output = add_low_rank(_apply(mixed, layer.output), mixed, adapted, index, "output")
+            output = _added(_apply(mixed, layer.output), mixed, adapted, index, "output")
             normed = add_rms_norm(output, hidden, layer.mlp_norm, self.spec.norm_eps)
             normed = add_rms_norm(_mlp(layer, normed, adapted, index), hidden, self._norm_behind(index), self.spec.norm_eps)
         return normed
 
     def _mixed(self, index: int, normed: Tensor, where: tuple[Turn, KvPlace], step: FusedStep) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]
-        fused = add_low_rank(_apply(normed, layer.qkv), normed, step.adapted, index, "qkv")
+        fused = _added(_apply(normed, layer.qkv), normed, step.adapted, index, "qkv")
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
         rope_kv_write(fused, *where, self._norms[index], query=query)
         return step.attention.attend(query, where[1].kv, spec.windows[index]).flatten(1)
@@ -100,11 +109,17 @@ class FusedDecoder:
         return self.weights.norm if following == len(self.weights.layers) else self.weights.layers[following].attention_norm
 
 
-def _mlp(layer: Layer, normed: Tensor, adapted: Adapted | None, index: int) -> Tensor:
+def _mlp(layer: Layer, normed: Tensor, adapted: Changes | None, index: int) -> Tensor:
     if isinstance(layer.mlp, Mlp):
-        inner = silu_mul(add_low_rank(_apply(normed, layer.mlp.gate_up), normed, adapted, index, "gate_up"))
-        return add_low_rank(_apply(inner, layer.mlp.down), inner, adapted, index, "down")
+        inner = silu_mul(_added(_apply(normed, layer.mlp.gate_up), normed, adapted, index, "gate_up"))
+        return _added(_apply(inner, layer.mlp.down), inner, adapted, index, "down")
     return mix_experts(normed, layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
+
+
+def _added(out: Tensor, hidden: Tensor, adapted: Changes | None, layer: int, part: Part) -> Tensor:
+    if adapted is not None:
+        adapted.add(out, hidden, layer, part)
+    return out
 
 
 def _apply(hidden: Tensor, weights: Linear) -> Tensor:
