@@ -1,8 +1,8 @@
 """The whole engine on a GPU: the real loop, scheduler and worker in this process, random weights made on the device. For bench/gpu.py.
 
 Variants are ablations of the same engine: `eager` is PyTorch op by op, `fused` our kernels launched one by one, `graphs` replays CUDA
-graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes. `adapters` is that with LoRA
-adapters of rank 16 on all modules.
+graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes. `adapters` is `overlap` with LoRA
+adapters of rank 16 in memory.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import random
 import statistics
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from gpu_device import Machine
+from gpu_models import Model, digest, random_adapters
 from gpu_numbers import Ceilings
 from gpu_record import Measurement
 from pagoda_contracts.launch import AdaptersConfig, EngineConfig
@@ -27,13 +29,9 @@ from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
 from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
-from pagoda_daemon.lora.load import Matrices, pooled_adapter
-from pagoda_daemon.lora.modules import modules_of
 from pagoda_daemon.model.attention import KvCache
-from pagoda_daemon.model.config import ModelSpec, parse_spec
 from pagoda_daemon.model.decoder import Decoder
-from pagoda_daemon.model.packed_lowrank import PooledAdapter
-from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
@@ -41,54 +39,13 @@ from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.replicas.engine import LocalWire
 
 _REPLAYS = 20
-VARIANTS = ("overlap", "graphs", "fused", "eager")
-WITH_ADAPTERS = "adapters"
-_RANK = 16
-
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "8b": {
-        **_LLAMA,
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-    },
-    "tiny": {
-        **_LLAMA,
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": False,
-    },
-}
+VARIANTS = ("overlap", "adapters", "graphs", "fused", "eager")
+_ADAPTERS = AdaptersConfig(max_loaded=32, max_rank=16)
 
 
 @dataclass(frozen=True)
 class Point:
-    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy. `adapters` take turns; 0: none."""
+    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy. Their `adapters` take turns; 0: none."""
 
     rows: int
     prompt: int
@@ -106,36 +63,16 @@ class Point:
 @dataclass(frozen=True)
 class Found:
     """Of one point: the median of the steps in which all rows decode, what that is in tokens per second, the time to the first token of
-    the first request and to that of the last, and tokens per second from the first request to the last token."""
+    the first request and to that of the last, the longest wait between two messages behind the first one, and tokens per second from the
+    first request to the last token."""
 
     step_ms: float
     decode_tokens_per_s: float
     first_token_ms: float
     last_first_token_ms: float
+    longest_wait_ms: float
     tokens_per_s: float
     tokens: int
-
-
-@dataclass(frozen=True)
-class Model:
-    """On the device."""
-
-    spec: ModelSpec
-    weights: Weights
-
-    @classmethod
-    def of(cls, name: str, place: torch.device) -> Model:
-        """Random, such that activations neither vanish nor explode."""
-        spec = parse_spec(CONFIGS[name])
-        torch.manual_seed(0)
-        with place:
-            weights = allocate(spec, torch.bfloat16)
-        for part, tensor in destinations(spec, weights).items():
-            if "norm" in part:
-                tensor.fill_(1)
-            else:
-                tensor.normal_(0, 0.02)
-        return cls(spec, weights)
 
 
 class Sync:
@@ -161,27 +98,12 @@ def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLi
             return ModelWorker(TorchForward(Decoder(model.spec, model.weights, limits.max_model_len), kv), limits)
     from pagoda_daemon.gpu.load import take_adapters, warm_worker  # not for `eager`: it needs Triton
 
-    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant not in ("fused", WITH_ADAPTERS))
-    if variant == WITH_ADAPTERS:
-        take_adapters(worker, AdaptersConfig(max_loaded=_MOST_ADAPTERS, max_rank=_RANK), lambda _share: None)
-        assert worker.adapters is not None
-        worker.adapters = replace(worker.adapters, first=_random_adapters(model))
+    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant not in ("fused", "adapters"))
+    if variant == "adapters":
+        store = take_adapters(worker, _ADAPTERS, lambda _share: None)
+        worker.adapters = replace(store, first=random_adapters(model, _ADAPTERS.max_loaded, _ADAPTERS.max_rank))
         return worker
     return worker if variant == "overlap" else Sync(worker)
-
-
-def _random_adapters(model: Model) -> tuple[PooledAdapter, ...]:
-    """All of the same numbers: each is copied to its own place."""
-    pairs = {
-        name: (torch.randn(_RANK, module.inputs) * module.inputs**-0.5, torch.randn(module.outputs, _RANK) * 0.05)
-        for name, module in modules_of(model.spec).items()
-    }
-    one = pooled_adapter(Matrices(_digest(0), _RANK, pairs), model.spec, model.weights.norm)
-    return tuple(replace(one, digest=_digest(index)) for index in range(_MOST_ADAPTERS))
-
-
-def _digest(index: int) -> str:
-    return f"sha256:{index}"
 
 
 class Served:
@@ -214,7 +136,7 @@ class Served:
         begun, left, stamps, first = time.perf_counter(), point.rows, [], {}
         for index, prompt in enumerate(prompts):
             self._names += 1
-            adapter = _digest(index % point.adapters) if point.adapters else ""
+            adapter = digest(index % point.adapters) if point.adapters else ""
             self._wire.put(Submit(str(self._names), prompt, sampling, adapter=adapter))
         while left:
             stamp, message = self._until(StepOutput)
@@ -230,6 +152,7 @@ class Served:
             round(1000 * point.rows / step, 1),
             round(1000 * min(first.values()), 2),
             round(1000 * max(first.values()), 2),
+            round(1000 * max((b - a for (a, _), (b, _) in pairwise(stamps)), default=math.nan), 2),
             round(tokens / (stamps[-1][0] - begun), 1),
             tokens,
         )
@@ -257,34 +180,56 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
+PROMPTS = (Point(1, 8000, 2), Point(64, 2000, 32))
 ADAPTED = (Point(64, 1000, 64), *(Point(64, 1000, 64, adapters=count) for count in (32, 8, 1)), Point(1, 1000, 64, adapters=1))
-_MOST_ADAPTERS = max(point.adapters for point in ADAPTED)
-TINY_ADAPTED = (Point(5, 20, 8), Point(5, 20, 8, adapters=2))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
+BUDGETS = (1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An engine at some points. `engine`: what its EngineConfig has beside what all have."""
+
+    model: str
+    points: tuple[Point, ...]
+    variant: str = "overlap"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = 1
+
+    @property
+    def name(self) -> str:
+        return " ".join((f"engine {self.model} {self.variant}", *(f"{name} {value}" for name, value in self.engine.items())))
 
 
 def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
     """Each model in each variant. Without a device, a tiny one."""
-    if machine.dry:
-        return [_measurement("tiny", variant, TINY, machine) for variant in VARIANTS] + [
-            _measurement("tiny", WITH_ADAPTERS, TINY_ADAPTED, machine)
-        ]
-    served = [_measurement(name, "overlap", SERVED + DRAWN, machine) for name in ("8b", "0.6b")]
-    served.append(_measurement("8b", WITH_ADAPTERS, ADAPTED, machine))
-    return served + [_measurement(name, variant, ABLATION, machine) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
+    return [_measurement(trial, machine) for trial in (_tiny() if machine.dry else _trials())]
 
 
-def _measurement(name: str, variant: str, points: tuple[Point, ...], machine: Machine) -> Measurement:
-    rank = (1, (VARIANTS[0], WITH_ADAPTERS, *VARIANTS[1:]).index(variant), name != "8b")
-    return Measurement(f"engine {name} {variant}", rank, lambda ceilings: measure(name, variant, points, machine, ceilings))
+def _tiny() -> list[Trial]:
+    adapted = tuple(replace(point, adapters=2) for point in TINY)
+    return [Trial("tiny", adapted if variant == "adapters" else TINY, variant) for variant in VARIANTS]
 
 
-def measure(name: str, variant: str, points: tuple[Point, ...], machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
-    """A model in a variant at each point, after one short run of it."""
-    model = Model.of(name, machine.device)
+def _trials() -> list[Trial]:
+    served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
+    served.append(Trial("8b", ADAPTED, "adapters"))
+    ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[2:]]
+    return served + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+
+
+def _measurement(trial: Trial, machine: Machine) -> Measurement:
+    rank = (trial.rank, VARIANTS.index(trial.variant), trial.model != "8b")
+    return Measurement(trial.name, rank, lambda ceilings: measure(trial, machine, ceilings))
+
+
+def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
+    """At each of its points, after one short run of it."""
+    model, points = Model.of(trial.model, machine.device), trial.points
     rows = max(point.rows for point in points)
-    engine = EngineConfig.model_validate({"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False})
-    served = Served(model, variant, engine, limits_of(model, points, engine))
+    common = {"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False}
+    engine = EngineConfig.model_validate(common | dict(trial.engine))
+    served = Served(model, trial.variant, engine, limits_of(model, points, engine))
     found: dict[str, Any] = {"start_s": round(served.start_s, 2), "points": {}}
     for point in points:
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))

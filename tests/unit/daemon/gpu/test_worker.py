@@ -12,7 +12,7 @@ from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
-from pagoda_daemon.gpu import attending, load
+from pagoda_daemon.gpu import attending, load, staging
 from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
 from pagoda_daemon.gpu.graphs import DecodeGraphs
 from pagoda_daemon.gpu.inputs import (
@@ -32,6 +32,7 @@ from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.lora.load import fused_adapter, pooled_adapter
+from pagoda_daemon.model import files
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
@@ -43,6 +44,7 @@ from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import device
+from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
 from support.engine.random_adapters import matrices, wide
 
@@ -157,17 +159,15 @@ def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
     ours, theirs = workers(spec := shape())
     some = matrices(spec, 2, lambda module: 20 * ("q_proj" in module.name or "up_proj" in module.name))
     adapt(ours, theirs, {1: matrices(spec, 1, lambda _: 4), 2: some})
-    batch, counts = Batch(prompts(spec.vocab_size, (9, 17, 5))), ((9, 16, 5), (1, 1, 1), (1, 1, 1), (1, 1, 1))
-    slots, found = np.array([1, 0, 2], np.int32), []
-    plans = [replace(plan, adapters=slots[plan.rows]) for plan in map(batch.step, counts)]
+    batch, slots = Batch(prompts(spec.vocab_size, (5, 9, 3))), np.array([1, 0, 2], np.int32)
+    plans = [batch.step(counts) for counts in ((5, 8, 3), (1, 1, 1), (1, 1, 1))]
+    without = theirs.execute(plans[0])
     for number, plan in enumerate(plans):
-        if number == 3:
+        if number == 2:
             adapt(ours, theirs, {1: matrices(spec, 3, lambda _: 17)})  # of higher rank, in the same slot
-        found.append(ours.execute(plan))
-        same(found[-1], theirs.execute(plan))
-    without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
-    for row in (0, 2):
-        assert [one.token_ids[one.rows == row] for one in found] != [one.token_ids[one.rows == row] for one in without]
+        found = ours.execute(adapted := replace(plan, adapters=slots[plan.rows]))
+        same(found, theirs.execute(adapted))
+        assert number or (found.token_ids != without.token_ids).all()
 
 
 def test_what_a_graph_holds_computes_rows_with_adapters():
@@ -413,9 +413,9 @@ def test_rows_with_adapters_stand_in_the_arrays_of_their_step():
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
-    staging = Staging(torch.device(device()))
+    staged = Staging(torch.device(device()))
     for size in (3, 100_000, 5):
-        sent = staging.send(
+        sent = staged.send(
             {"a": np.arange(size, dtype=np.int64), "b": np.arange(size, dtype=np.float32), "c": np.arange(1, dtype=np.int32)}
         )
         assert [sent[name].dtype for name in "abc"] == [torch.int64, torch.float32, torch.int32]
@@ -437,3 +437,7 @@ def test_rows_that_feed_one_token_lead_until_the_first_that_feeds_more():
     batch = Batch(prompts(200, (1, 9, 1)))
     assert leading(batch.step((1, 0, 0))) == 1
     assert leading(batch.step((1, 9, 1))) == 1
+
+
+def test_sizing_counts_the_buffers_of_the_host_that_a_daemon_on_a_device_makes():
+    assert STAGED == files._STAGING + staging._BUFFERS * 4 * staging._WORDS
