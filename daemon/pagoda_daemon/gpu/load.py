@@ -21,11 +21,11 @@ from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, query_tile
 from pagoda_daemon.core.batch import SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.core.sampling import Sampling, draw_of
+from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
 from pagoda_daemon.gpu.forward import GpuForward
 from pagoda_daemon.gpu.inputs import Shape, buckets
 from pagoda_daemon.gpu.worker import GpuWorker
-from pagoda_daemon.lora.load import Bounds, load_adapter
-from pagoda_daemon.lora.modules import adapter_bytes
+from pagoda_daemon.lora.load import Bounds, load_pooled
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.fingerprint import fingerprint
@@ -110,9 +110,11 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     name = fingerprint(directory, engine.dtype, engine.quantization or "")
     by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
-    worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
+    note = lambda share: progress(_READING + (1 - _READING) * share)  # noqa: E731
+    worker = warm_worker(spec, weights, engine, limits, note, graphs=config.adapters is None)
+    if config.adapters is not None:
+        take_adapters(worker, config.adapters, note)
     worker.watch_compiler()
-    worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
     if (why := why_not()) is not None:
         _log.warning("Each launch goes through Triton's own dispatch, which is slow.", reason=why)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
@@ -131,15 +133,27 @@ def _read(directory: Path, spec: ModelSpec, place: torch.device, kind: Format | 
 
 
 def _adapters_bytes(config: DaemonConfig, spec: ModelSpec) -> int:
-    lora = config.adapters
-    return 0 if lora is None else lora.max_loaded * adapter_bytes(spec, lora.max_rank, _DTYPE.itemsize)
+    """Their pool, and a second set of graphs."""
+    lora, engine = config.adapters, config.engine.at(cuda=True)
+    if lora is None:
+        return 0
+    tokens = max(engine.token_budget, engine.max_concurrency)
+    return pool_bytes(spec, lora.max_loaded, lora.max_rank, tokens, _DTYPE.itemsize) + len(buckets(engine.max_concurrency)) * _GRAPH_BYTES
 
 
-def _adapter_store(lora: AdaptersConfig, spec: ModelSpec, forward: GpuForward) -> AdapterStore:
+def take_adapters(worker: GpuWorker, lora: AdaptersConfig, note: Callable[[float], None]) -> AdapterStore:
+    """A worker without graphs takes LoRA adapters from now on, and has graphs for steps with and without."""
+    forward = worker.forward
+    spec, like = forward.decoder.spec, forward.decoder.weights.norm
+    pool = forward.adapters = AdapterPool(spec, lora.max_loaded, lora.max_rank, like)
+
     def read(directory: Path, root: Path | None) -> Readable:
-        return load_adapter(directory, spec, forward.decoder.weights.norm, Bounds(lora.max_rank, root))
+        return load_pooled(directory, spec, like, Bounds(lora.max_rank, root))
 
-    return AdapterStore.of(lora, read, forward.adapters)
+    worker.adapters = store = AdapterStore.of(lora, read, pool)
+    pool.warm()
+    _capture(worker, note)
+    return store
 
 
 def warm_worker(
@@ -157,19 +171,23 @@ def warm_worker(
     worker.probe()
     if place.type == "cuda":
         compile_all(worker, engine.token_budget)
-    if graphs and place.type == "cuda":
-        _capture(forward, limits.max_model_len, note)
-        worker.probe()
+    if graphs:
+        _capture(worker, note)
     return worker
 
 
-def _capture(forward: GpuForward, max_len: int, note: Callable[[float], None]) -> None:
+def _capture(worker: GpuWorker, note: Callable[[float], None]) -> None:
+    """Where there is a device for it."""
+    forward = worker.forward
+    if forward.kv.data.device.type != "cuda":
+        return
     try:
         with torch.inference_mode():
-            forward.capture(max_len, note)
+            forward.capture(worker.limits.max_model_len, note)
     except torch.OutOfMemoryError as error:
         _log.warning("no memory for CUDA graphs: each step launches its kernels one by one", error=str(error))
         torch.cuda.empty_cache()
+    worker.probe()
 
 
 def _measured(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len: int, estimate: Callable[[], KvShape]) -> int:
