@@ -30,12 +30,16 @@ _MOST_PIECES: Final = 2**31  # the kernel computes the cuts in 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Outputs of a tile, loads in flight, warps, programs per multiprocessor."""
+    """Outputs of a tile, loads in flight, warps, programs per multiprocessor.
+
+    ptx: unpack two levels at a time in PTX (w4_levels.py), on NVIDIA. No device has run that yet, so nothing asks for it.
+    """
 
     tile_n: int = 128
     stages: int = 4
     warps: int = 4
     programs: int = 3
+    ptx: bool = False
 
     def __post_init__(self) -> None:
         """Refuse tiles that the packed slabs would cut."""
@@ -204,7 +208,7 @@ def dequantise_w4(weights: Weights4, dtype: torch.dtype, *, out: Tensor | None =
     slabs, groups = weights.packed.shape[:2]
     _dequantise_w4_kernel[(groups, slabs)](
         weights.packed, weights.scales, _zeros_of(weights), out, *shape, groups,
-        MAGIC=_magic(dtype), ASYMMETRIC=weights.zeros is not None, PTX=_by_ptx(weights.packed), num_warps=4,
+        MAGIC=_magic(dtype), ASYMMETRIC=weights.zeros is not None, PTX=False, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -244,7 +248,7 @@ def _launch(x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | Non
         x, weights.packed, weights.scales, _zeros_of(weights), weights.scales if bias is None else bias, out, scratch.partial,
         scratch.counters, rows, weights.outputs, inputs, groups,
         TILE_N=config.tile_n, TILE_M=width, MAGIC=_magic(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
-        WHOLE=inputs % GROUP == 0, PTX=_by_ptx(x), num_warps=config.warps, num_stages=config.stages,
+        WHOLE=inputs % GROUP == 0, PTX=config.ptx, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 
@@ -261,11 +265,6 @@ def _magic(dtype: torch.dtype) -> int:
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"activations must be bfloat16 or float16, got {dtype}")
     return 0x43004300 if dtype == torch.bfloat16 else 0x64006400
-
-
-def _by_ptx(on: Tensor) -> bool:
-    """Neither the interpreter nor AMD's compiler takes PTX."""
-    return on.device.type == "cuda" and not torch.version.hip
 
 
 def _zeros_of(weights: Weights4) -> Tensor:
