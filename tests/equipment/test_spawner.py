@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from support.suite import spawner
-from support.suite.spawner import Spawner
+from support.processes import spawner
+from support.processes.spawner import Spawner
 
 # In the place of a program's `main`, which a test's variant runs.
 SCRIPT = """

@@ -21,7 +21,7 @@ from pagoda_operator.api.state import PODS, Resource
 from support.kube.client import PATIENCE_S, Body, Kube, eventually
 from support.kube.cluster import Cluster
 from support.kube.forked_operator import ForkedOperator
-from support.suite import spawner
+from support.processes import spawner
 
 CHART = Path(__file__).parents[3] / "charts/pagoda"
 NAMESPACE = "pagoda-system"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.suite import spawner
+from support.processes import spawner
 
 
 @dataclass

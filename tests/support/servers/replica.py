@@ -20,7 +20,7 @@ from typing import Any, Self
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.names import PATH_READY
 from support.engine.toy_model import VOCAB, tiny_model_dir
-from support.suite import spawner
+from support.processes import spawner
 
 # A replica that never comes must fail the test, a busy machine must not.
 PATIENCE_S = 300.0

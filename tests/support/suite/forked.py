@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.suite import spawner
+from support.processes import spawner
 from support.suite.pool import group_of, longest_first
 
 _MORE = None  # what a worker sends for the next group

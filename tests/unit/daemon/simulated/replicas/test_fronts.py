@@ -14,8 +14,8 @@ import pytest
 from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.simulated.replicas import fronts
+from support.processes import spawner
 from support.servers.loopback import own_net
-from support.suite import spawner
 
 PATIENCE_S = 300.0
 HTTP, GRPC, PROBES = 18000, 19000, 18081
