@@ -30,7 +30,6 @@ from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.decoder import Decoder
-from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
@@ -174,6 +173,7 @@ DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
 EXPERTS = (*ABLATION, Point(1, 8000, 2))
 PROMPTS = (Point(1, 8000, 2), Point(64, 2000, 32))
+QUANTISED = (Point(1, 1000, 128), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 8000, 2))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
 BUDGETS = (1024, 2048, 4096, 8192)
 
@@ -199,14 +199,17 @@ def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
 
 
 def _tiny() -> list[Trial]:
-    return [Trial("tiny", TINY, variant) for variant in VARIANTS] + [Trial("tiny experts", TINY[:1])]
+    plain = [Trial("tiny", TINY, variant) for variant in VARIANTS]
+    return [*plain, Trial("tiny experts", TINY[:1]), Trial("tiny", TINY[:1], engine={"quantization": "int8"})]
 
 
 def _trials() -> list[Trial]:
     served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
     ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
     experts = [Trial("experts", EXPERTS, variant) for variant in VARIANTS if variant != "graphs"]
-    return served + ablations + experts + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+    narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8")]
+    budgets = [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+    return served + narrow + ablations + experts + budgets
 
 
 def _measurement(trial: Trial, machine: Machine) -> Measurement:
@@ -220,6 +223,8 @@ def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any
     rows = max(point.rows for point in points)
     common = {"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False}
     engine = EngineConfig.model_validate(common | dict(trial.engine))
+    if engine.quantization is not None:
+        model = model.quantised(engine.quantization)
     served = Served(model, trial.variant, engine, limits_of(model, points, engine))
     found: dict[str, Any] = {"start_s": round(served.start_s, 2), "points": {}}
     for point in points:
@@ -261,7 +266,7 @@ def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> floa
     """How near a step that decodes is to reading weights and the rows' keys and values once, at the bandwidth of a copy. Of experts, those
     that rows ask for, if each asks for any as likely as for another."""
     spec, item = model.spec, torch.bfloat16.itemsize
-    read = weight_bytes(spec, torch.bfloat16) - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
+    read = model.weight_bytes - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
     if (experts := spec.experts) is not None:
         idle = (1 - experts.per_token / experts.count) ** point.rows
         read -= round(idle * sum(spec.sparse) * experts.count * 3 * spec.hidden * experts.intermediate * item)

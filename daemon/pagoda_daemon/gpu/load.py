@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 import torch
 from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
+from pagoda_kernels.gpu.launch import why_not
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, query_tile
 
@@ -110,7 +111,10 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
+    worker.watch_compiler()
     worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
+    if (why := why_not()) is not None:
+        _log.warning("Each launch goes through Triton's own dispatch, which is slow.", reason=why)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
     return worker
 
@@ -155,6 +159,7 @@ def warm_worker(
         warm(worker)
         for linear in linears(weights.layers[0]):
             linear.warm()
+        warm_sizes(worker, engine.token_budget)
     if graphs and place.type == "cuda":
         _capture(forward, limits.max_model_len, note)
         worker.probe()
@@ -187,13 +192,25 @@ def _shape(spec: ModelSpec, like: torch.Tensor, block_size: int, rows: int) -> S
 
 
 def warm(worker: GpuWorker) -> None:
-    """Compile what steps of every ordinary kind launch: a prompt, and rows that are drawn with and without filters. Writes into the block
-    that no plan names."""
-    one = one_token(block=worker.limits.blocks_total)
+    """Compile what steps of every ordinary kind launch: a prompt, copies of blocks, rows that are drawn with and without filters. Writes
+    into the block that no plan names."""
+    spare = worker.limits.blocks_total
+    one = one_token(block=spare)
     two = np.zeros(2, np.int32)
-    worker.execute(replace(one, starts=np.array([0, 2], np.int32), token_ids=two, positions=np.arange(2, dtype=np.int32)))
+    copied = np.full((1, 2), spare, np.int32)
+    worker.execute(replace(one, starts=np.array([0, 2], np.int32), token_ids=two, positions=np.arange(2, dtype=np.int32), copies=copied))
     for sampling in (Sampling(1, temperature=1.0), Sampling(1, temperature=1.0, top_k=2)):
         worker.execute(replace(one, sampling=SamplingRows(random=draw_of(sampling, 0)[None])))
+
+
+@torch.inference_mode()
+def warm_sizes(worker: GpuWorker, tokens: int) -> None:
+    """Prompts of 4, 8, 16 … tokens: a kernel may be compiled for few rows and for many. Into the block that no plan names."""
+    limits = worker.limits
+    for count in (2**power for power in range(2, tokens.bit_length())):
+        plan = _full_step(count, min(limits.max_model_len, count), limits.block_size)
+        plan = replace(plan, block_tables=np.full_like(plan.block_tables, limits.blocks_total))
+        worker.forward.states(plan, np.array([count - 1]))
 
 
 @torch.inference_mode()

@@ -1,15 +1,20 @@
-"""What the ops over rows ask of their tensors, and descriptors of matrices, by which a kernel copies whole blocks (TMA). Called by the
-ops of this folder."""
+"""What the ops over rows ask of their tensors, how one program takes a whole row, and descriptors, by which a kernel copies whole blocks
+(TMA). Called by the ops of this folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
+import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+_WARP = 32
+_PER_THREAD = 16  # elements: two 128-bit loads of bf16 per tensor, at 40 registers (sm_90)
+_MOST_WARPS = 32
 
 
 def check_rows(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -20,6 +25,13 @@ def check_rows(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.d
                 f"expected a contiguous {dtype} tensor of shape {tuple(shape)}, "
                 f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
             )
+
+
+@cache
+def whole_row(width: int) -> tuple[int, int]:
+    """Lanes of a row, and warps."""
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // (_WARP * _PER_THREAD), 1), _MOST_WARPS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
@@ -30,6 +31,7 @@ from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import assert_close, device
 from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
+from triton import knobs
 
 pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
 
@@ -317,6 +319,30 @@ def test_every_bit_of_the_pattern_is_turned_by_each_check_and_each_word_is_its_o
         pattern.finding(pattern.check())
         == f"{first.numel()} of {first.numel()} words of a test pattern in the device's memory have changed"
     ), "for good"
+
+
+def test_a_kernel_that_is_compiled_after_the_load_is_logged_and_counted_with_the_step_that_waited(monkeypatch):
+    hook, heard = "jit_post_compile_hook", []
+    monkeypatch.setattr(knobs.runtime, hook, lambda **told: heard.append(told["fn"].name))
+    ours, theirs = workers(spec := shape())
+    ours.watch_compiler()
+    batch = Batch(prompts(spec.vocab_size, (5, 9, 8)))
+    plans = [batch.step((5, 9, 0)), batch.step((1, 1, 4)), batch.step((1, 1, 4))]  # prompts in each: on a GPU the others are graphs
+    states = ours.forward.states
+
+    def compiles(plan, wanted):
+        if plan is plans[1]:
+            for name in ("_scan", "_choose"):
+                getattr(knobs.runtime, hook)(fn=SimpleNamespace(name=name))
+        return states(plan, wanted)
+
+    monkeypatch.setattr(ours.forward, "states", compiles)
+    with structlog.testing.capture_logs() as logs:
+        found = [ours.execute(plan) for plan in plans]
+    for one, plan in zip(found, plans, strict=True):
+        same(one, theirs.execute(plan))
+    assert [one.compiled for one in found] == [0, 2, 0]
+    assert [line["kernel"] for line in logs] == heard == ["_scan", "_choose"], "whoever had a hook before keeps it"
 
 
 def test_every_array_begins_at_sixteen_bytes_and_none_overlaps_another():
