@@ -1,8 +1,8 @@
 """FusedDecoder: the forward pass out of the GPU's fused ops and cuBLAS. Called by `gpu`.
 
 Computes what `model.decoder` computes, with the same roundings, in ten launches per layer instead of about forty: that one is its judge.
-Reads nothing of a tensor on the host, so that a whole pass can be captured as a CUDA graph; layers of experts and tokens with an adapter
-are the exceptions, computed by torch in between.
+Experts are rounded less often there, and come closer to the exact result. Reads nothing of a tensor on the host, so that a whole pass can
+be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 from pagoda_kernels.gpu.levels import ScaledRows
+from pagoda_kernels.gpu.moe_grouped import moe_grouped
+from pagoda_kernels.gpu.moe_route import MOST_EXPERTS, Routing
 from pagoda_kernels.gpu.prefill_config import HEAD_DIMS
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm, rms_norm_levels
 from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
@@ -20,11 +22,11 @@ from pagoda_kernels.gpu.silu_mul import silu_mul, silu_mul_levels
 from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec
-from pagoda_daemon.model.lowrank import Adapted, Part, add_low_rank
-from pagoda_daemon.model.moe import mix_experts
+from pagoda_daemon.model.lowrank import Part
+from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.quantised import Linear8
 from pagoda_daemon.model.rope import rope_table
-from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
+from pagoda_daemon.model.weights import Layer, Linear, Mlp, SparseMlp, Weights
 
 Rows = Tensor | ScaledRows
 """What a matrix reads: numbers, or levels that the op before has made of them."""
@@ -40,18 +42,27 @@ class Attention(Protocol):
         ...
 
 
+class Changes(Protocol):
+    """The tokens of a step that have a LoRA adapter."""
+
+    def add(self, out: Tensor, hidden: Tensor, layer: int, part: Part) -> None:
+        """To their rows of `out` [tokens, outputs] what their adapters make of `hidden` [tokens, inputs]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FusedStep:
     """A step's tokens, all on the device: ids and positions int32 [tokens], the slots of their keys and values int64 [tokens] (-1: none),
-    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted`: as in `decoder.Flat`."""
+    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted` None: no token has an adapter; likewise
+    `adapted_wanted`, among the wanted ones."""
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     wanted: Tensor | None
     attention: Attention
-    adapted: Adapted | None = None
-    adapted_wanted: Adapted | None = None
+    adapted: Changes | None = None
+    adapted_wanted: Changes | None = None
 
 
 def not_fused(spec: ModelSpec) -> str | None:
@@ -60,6 +71,8 @@ def not_fused(spec: ModelSpec) -> str | None:
         return f"heads of {spec.head_dim}: the fused ops know {', '.join(map(str, HEAD_DIMS))}"
     if spec.heads // spec.kv_heads > _LARGEST_GROUP:
         return f"{spec.heads // spec.kv_heads} query heads per key head: the fused ops know at most {_LARGEST_GROUP}"
+    if spec.experts is not None and spec.experts.count > MOST_EXPERTS:
+        return f"{spec.experts.count} experts: the fused ops know at most {MOST_EXPERTS}"
     return None
 
 
@@ -106,7 +119,7 @@ class FusedDecoder:
         rope_kv_write(fused, *where, self._norms[index], query=query)
         return step.attention.attend(query, where[1].kv, spec.windows[index]).flatten(1)
 
-    def _behind(self, index: int, adapted: Adapted | None) -> tuple[Tensor, torch.dtype | None]:
+    def _behind(self, index: int, adapted: Changes | None) -> tuple[Tensor, torch.dtype | None]:
         """The norm that reads what layer `index` leaves, and the levels that are made of it."""
         following = index + 1
         if following == len(self.weights.layers):
@@ -115,25 +128,30 @@ class FusedDecoder:
         return layer.attention_norm, _levels(layer.qkv, adapted)
 
 
-def _mlp(layer: Layer, normed: Rows, adapted: Adapted | None, index: int) -> Tensor:
+def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int) -> Tensor:
     if not isinstance(layer.mlp, Mlp):
-        return mix_experts(_numbers(normed), layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
+        return _mixed_experts(layer.mlp, _numbers(normed))
     gate_up = _applied(layer.mlp.gate_up, normed, (adapted, index, "gate_up"))
     levels = _levels(layer.mlp.down, adapted)
     inner = silu_mul(gate_up) if levels is None else silu_mul_levels(gate_up, levels)
     return _applied(layer.mlp.down, inner, (adapted, index, "down"))
 
 
-def _applied(linear: Linear, rows: Rows, change: tuple[Adapted | None, int, Part]) -> Tensor:
+def _mixed_experts(mlp: SparseMlp, normed: Tensor) -> Tensor:
+    routing = Routing(mlp.experts.per_token, mlp.experts.normalised)
+    return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing)
+
+
+def _applied(linear: Linear, rows: Rows, change: tuple[Changes | None, int, Part]) -> Tensor:
     """A linear map, with what the tokens' adapters change in it. Rows are levels only where none has one."""
     if isinstance(rows, Tensor):
-        return add_low_rank(linear.apply(rows), rows, *change)
+        return _added(linear.apply(rows), rows, *change)
     if not isinstance(linear, Linear8):
         raise TypeError("rows were quantised for a matrix that takes none")
     return linear.apply_levels(rows)
 
 
-def _levels(reader: Linear | None, adapted: Adapted | None) -> torch.dtype | None:
+def _levels(reader: Linear | None, adapted: Changes | None) -> torch.dtype | None:
     """What rows are quantised to where they are made: nothing where an adapter reads them, too."""
     return reader.weight.dtype if isinstance(reader, Linear8) and adapted is None else None
 
@@ -142,6 +160,12 @@ def _numbers(rows: Rows) -> Tensor:
     if isinstance(rows, Tensor):
         return rows
     raise TypeError("rows were quantised that are read as numbers")
+
+
+def _added(out: Tensor, hidden: Tensor, adapted: Changes | None, layer: int, part: Part) -> Tensor:
+    if adapted is not None:
+        adapted.add(out, hidden, layer, part)
+    return out
 
 
 def _head_norms(spec: ModelSpec, layer: Layer) -> HeadNorms | None:

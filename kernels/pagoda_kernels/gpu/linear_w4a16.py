@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from pagoda_kernels.gpu.rows import check_rows
+from pagoda_kernels.gpu.w4_levels import _levels, _zero
 from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
@@ -74,32 +75,6 @@ class W4Scratch:
 
 
 @triton.jit
-def _pair(bits, zero):
-    """Two levels above the magic number, in the halves of `bits`, as numbers: [..., 2]."""
-    low = bits.to(tl.int16).to(zero.dtype, bitcast=True)
-    high = (bits >> 16).to(tl.int16).to(zero.dtype, bitcast=True)
-    return tl.join(low - zero, high - zero)
-
-
-@triton.jit
-def _levels(words, zero, zero_8, SLABS: tl.constexpr, MAGIC: tl.constexpr):
-    """Levels minus zeros [64 * SLABS, 128] of packed `words` [512 * SLABS / 2, 4]; `zero_8`: of the outputs that are 8 further.
-
-    The permutation renames registers, lanes and warps to what the tensor cores take as a left operand, and moves nothing.
-    """
-    near = tl.join(_pair(words & 0x000F000F | MAGIC, zero), _pair(words >> 8 & 0x000F000F | MAGIC, zero))
-    far = tl.join(_pair(words >> 4 & 0x000F000F | MAGIC, zero_8), _pair(words >> 12 & 0x000F000F | MAGIC, zero_8))
-    spread = tl.join(near, far).reshape(2, SLABS, 4, 8, 4, 4, 2, 2, 2)
-    return spread.permute(1, 2, 8, 3, 0, 5, 7, 4, 6).reshape(SLABS * 64, 128)
-
-
-@triton.jit
-def _zero(levels, MAGIC: tl.constexpr, DTYPE: tl.constexpr):
-    """Zeros above the magic number, as levels are."""
-    return (levels.to(tl.int16) | (MAGIC & 0x7FFF)).to(DTYPE, bitcast=True)
-
-
-@triton.jit
 def _scales(first, groups, SLABS: tl.constexpr):
     """Scales [64 * SLABS] of one group. By halves: if there are fewer than threads, a thread loads those that it multiplies by."""
     if SLABS == 1:
@@ -121,7 +96,7 @@ def _stored(acc, bias, out, m, n, rows, outputs, BIAS: tl.constexpr):
 @triton.jit
 def _product(
     x, packed, scales, zeros, first, last, rows, inputs, groups,
-    TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, WHOLE: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Sums [TILE_N, TILE_M] over the groups first .. last of one tile, whose weights begin at `packed`, `scales` and `zeros`."""
     SLABS: tl.constexpr = TILE_N // 64
@@ -147,11 +122,11 @@ def _product(
         rows_of_x = tl.load(hidden + group * 128, mask=inside, other=0.0)
         if ASYMMETRIC:
             next_near, next_far = tl.load(zero_at + ahead), tl.load(zero_at + ahead + 8)
-            zero, zero_8 = _zero(near, MAGIC, DTYPE)[:, None], _zero(far, MAGIC, DTYPE)[:, None]
+            zero, zero_8 = _zero(near, MAGIC)[:, None], _zero(far, MAGIC)[:, None]
         else:
-            zero = _zero(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
+            zero = _zero(tl.full([1, 1], 8, tl.int32), MAGIC)
             zero_8 = zero
-        levels = _levels(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC)
+        levels = _levels(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC, DTYPE, PTX)
         acc += tl.dot(levels, rows_of_x.T) * scale.to(tl.float32)[:, None]
         scale = next_scale
         if ASYMMETRIC:
@@ -163,6 +138,7 @@ def _product(
 def _linear_w4a16_kernel(
     x, packed, scales, zeros, bias, out, partial, counters, rows, outputs, inputs, groups,
     TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """One program computes its piece of all units. WHOLE: the inputs fill their last group."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -176,7 +152,7 @@ def _linear_w4a16_kernel(
         slab = tile * (TILE_N // 64)
         acc = _product(
             x, packed + slab.to(tl.int64) * groups * 1024, scales + slab * groups * 64, zeros + slab * groups * 64,
-            first, last, rows, inputs, groups, TILE_N, TILE_M, MAGIC, ASYMMETRIC, WHOLE,
+            first, last, rows, inputs, groups, TILE_N, TILE_M, MAGIC, ASYMMETRIC, WHOLE, PTX,
         )  # fmt: skip
         if last - first == groups:
             _stored(acc, bias, out, m, tile * TILE_N + n, rows, outputs, BIAS)
@@ -199,7 +175,7 @@ def _linear_w4a16_kernel(
 
 @triton.jit
 def _dequantise_w4_kernel(
-    packed, scales, zeros, out, outputs, inputs, groups, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr,
+    packed, scales, zeros, out, outputs, inputs, groups, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """One program writes 64 outputs x 128 inputs, each (level - zero) * scale rounded once."""
     DTYPE: tl.constexpr = out.dtype.element_ty
@@ -211,11 +187,11 @@ def _dequantise_w4_kernel(
     words = tl.load(packed + unit.to(tl.int64) * 1024 + place[:, None] * 4 + tl.arange(0, 4)[None, :])
     if ASYMMETRIC:
         zero_at = zeros + unit * 64 + place % 128 // 32 * 16 + place // 4 % 8
-        zero, zero_8 = _zero(tl.load(zero_at), MAGIC, DTYPE)[:, None], _zero(tl.load(zero_at + 8), MAGIC, DTYPE)[:, None]
+        zero, zero_8 = _zero(tl.load(zero_at), MAGIC)[:, None], _zero(tl.load(zero_at + 8), MAGIC)[:, None]
     else:
-        zero = _zero(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
+        zero = _zero(tl.full([1, 1], 8, tl.int32), MAGIC)
         zero_8 = zero
-    weights = _levels(words, zero, zero_8, 1, MAGIC).to(tl.float32) * tl.load(scales + unit * 64 + n).to(tl.float32)[:, None]
+    weights = _levels(words, zero, zero_8, 1, MAGIC, DTYPE, PTX).to(tl.float32) * tl.load(scales + unit * 64 + n).to(tl.float32)[:, None]
     at = (slab * 64 + n)[:, None]
     tl.store(out + at.to(tl.int64) * inputs + k[None, :], weights.to(DTYPE), mask=(at < outputs) & (k < inputs)[None, :])
 
@@ -228,7 +204,7 @@ def dequantise_w4(weights: Weights4, dtype: torch.dtype, *, out: Tensor | None =
     slabs, groups = weights.packed.shape[:2]
     _dequantise_w4_kernel[(groups, slabs)](
         weights.packed, weights.scales, _zeros_of(weights), out, *shape, groups,
-        MAGIC=_magic(dtype), ASYMMETRIC=weights.zeros is not None, num_warps=4,
+        MAGIC=_magic(dtype), ASYMMETRIC=weights.zeros is not None, PTX=_by_ptx(weights.packed), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -268,7 +244,7 @@ def _launch(x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | Non
         x, weights.packed, weights.scales, _zeros_of(weights), weights.scales if bias is None else bias, out, scratch.partial,
         scratch.counters, rows, weights.outputs, inputs, groups,
         TILE_N=config.tile_n, TILE_M=width, MAGIC=_magic(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
-        WHOLE=inputs % GROUP == 0, num_warps=config.warps, num_stages=config.stages,
+        WHOLE=inputs % GROUP == 0, PTX=_by_ptx(x), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 
@@ -285,6 +261,11 @@ def _magic(dtype: torch.dtype) -> int:
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"activations must be bfloat16 or float16, got {dtype}")
     return 0x43004300 if dtype == torch.bfloat16 else 0x64006400
+
+
+def _by_ptx(on: Tensor) -> bool:
+    """Neither the interpreter nor AMD's compiler takes PTX."""
+    return on.device.type == "cuda" and not torch.version.hip
 
 
 def _zeros_of(weights: Weights4) -> Tensor:
