@@ -22,8 +22,8 @@ from pagoda_kernels.gpu.rows import check_rows
 from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
-# Rows of one launch: each width is compiled.
-WIDTHS: Final = (16, 32, 64)
+WIDTHS: Final = (16, 32, 64)  # rows of one launch
+WARMED_BY: Final = (*WIDTHS, DENSE_ROWS)  # calls of so many rows compile everything
 _MOST_PIECES: Final = 2**31  # the kernel computes the cuts in 32 bits
 
 
@@ -243,12 +243,13 @@ def linear_w4a16(
     allocates the dequantised weights.
     """
     rows = len(x)
-    out = x.new_empty(rows, weights.outputs) if out is None else out
-    check_rows((x,), (rows, weights.inputs), x.dtype)
-    check_rows((out,), (rows, weights.outputs), x.dtype)
     _magic(x.dtype)
+    check_rows((x,), (rows, weights.inputs), x.dtype)
     if rows >= DENSE_ROWS:
-        return out.copy_(linear(x, dequantise_w4(weights, x.dtype), bias))
+        product = linear(x, dequantise_w4(weights, x.dtype), bias)
+        return product if out is None else out.copy_(product)
+    out = x.new_empty(rows, weights.outputs) if out is None else out
+    check_rows((out,), (rows, weights.outputs), x.dtype)
     for first in range(0, rows, WIDTHS[-1]):
         _launch(x[first : first + WIDTHS[-1]], weights, scratch, bias, out[first : first + WIDTHS[-1]], config)
     return out
