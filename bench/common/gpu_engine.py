@@ -30,7 +30,6 @@ from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.decoder import Decoder
-from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
@@ -173,6 +172,7 @@ SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(25
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
 PROMPTS = (Point(1, 8000, 2), Point(64, 2000, 32))
+QUANTISED = (Point(1, 1000, 128), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 8000, 2))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
 BUDGETS = (1024, 2048, 4096, 8192)
 
@@ -198,13 +198,14 @@ def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
 
 
 def _tiny() -> list[Trial]:
-    return [Trial("tiny", TINY, variant) for variant in VARIANTS]
+    return [*(Trial("tiny", TINY, variant) for variant in VARIANTS), Trial("tiny", TINY[:1], engine={"quantization": "int8"})]
 
 
 def _trials() -> list[Trial]:
     served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
     ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
-    return served + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+    narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8", "int4")]
+    return served + narrow + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
 
 
 def _measurement(trial: Trial, machine: Machine) -> Measurement:
@@ -218,6 +219,8 @@ def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any
     rows = max(point.rows for point in points)
     common = {"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False}
     engine = EngineConfig.model_validate(common | dict(trial.engine))
+    if engine.quantization is not None:
+        model = model.quantised(engine.quantization)
     served = Served(model, trial.variant, engine, limits_of(model, points, engine))
     found: dict[str, Any] = {"start_s": round(served.start_s, 2), "points": {}}
     for point in points:
@@ -258,7 +261,7 @@ def _middle(point: Point, block_size: int) -> StepPlan:
 def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
     """How near a step that decodes is to reading all weights and the rows' keys and values once, at the bandwidth of a copy."""
     spec, item = model.spec, torch.bfloat16.itemsize
-    read = weight_bytes(spec, torch.bfloat16) - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
+    read = model.weight_bytes - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
     read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
     return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
 

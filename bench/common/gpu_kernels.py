@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import gpu_attention
+import gpu_experts
 import gpu_linear
 import gpu_linear_w4
+import gpu_lora
 import gpu_pointwise
 import gpu_sampling
 import torch
@@ -31,14 +33,15 @@ Build = Callable[..., Trial]
 
 
 class Case(NamedTuple):
-    """One size of one op. `size`: large, knee or small; `module` is the op's file."""
+    """One size of one op. `size`: large, knee or small; `module` is the op's file; `own`: the config that it chooses for this size, where
+    others can be asked for."""
 
     op: str
     label: str
     size: str
     module: str
     build: Build
-    configs: bool = False
+    own: Callable[[ModuleType], Any] | None = None
 
     @property
     def name(self) -> str:
@@ -96,10 +99,12 @@ COMPILED = (OURS, "liger", "xformers")
 MODULES = (
     "paged_attention_decode",
     "paged_attention_prefill",
+    "moe_grouped",
     "sample",
     "rms_norm",
     "rope_kv_write",
     "silu_mul",
+    "lora",
     "linear_w8a8",
     "quantise_rows",
     "linear_w4a16",
@@ -117,8 +122,10 @@ def cases() -> list[Case]:
     found = [
         *_attention("paged_attention_decode", gpu_attention.decode, _DECODE),
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
+        *_experts(),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
+        *_adapters(),
         *_matrices(),
         *_matrices_of_4_bits(),
     ]
@@ -132,11 +139,21 @@ def _label(rows: gpu_pointwise.Rows) -> str:
 
 
 def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -> Iterator[Case]:
-    return (Case(op, label, size, op, partial(_shaped, build, shape), configs=True) for label, (size, shape) in shapes.items())
+    return (Case(op, label, size, op, partial(_shaped, build, shape), default_config) for label, (size, shape) in shapes.items())
+
+
+def _experts() -> Iterator[Case]:
+    build, op = gpu_experts.trial, "moe_grouped"
+    return (Case(op, label, size, op, partial(_shaped, build, one), one.own_config) for label, (size, one) in gpu_experts.sizes().items())
 
 
 def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]:
     return (Case(op, label, size, "sample", partial(_drawn, one)) for label, (size, one) in draws.items())
+
+
+def _adapters() -> Iterator[Case]:
+    for size, steps in gpu_lora.STEPS.items():
+        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), configs=True) for step in steps)
 
 
 def _matrices() -> Iterator[Case]:
@@ -164,6 +181,10 @@ def _shaped(build: Build, shape: Any, op: ModuleType, machine: Machine, config: 
 
 def _drawn(draws: Draws, op: ModuleType, machine: Machine, _: Any) -> Trial:
     return gpu_sampling.trial(op, draws, machine)
+
+
+def _changed(step: gpu_lora.Step, op: ModuleType, machine: Machine, config: Any) -> Trial:
+    return gpu_lora.trial(op, step, machine, limit(), config)
 
 
 def limit() -> float:
@@ -195,7 +216,8 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
         if case.module not in ops:
             continue
         op = ops[case.module]
-        asked = [config for text in configs.get(case.op, ()) for config in config_grid(op, text)] if case.configs else []
+        texts = configs.get(case.op, ()) if case.own else ()
+        asked = [config for text in texts for config in config_grid(op, text, case.own)]
         for index, config in enumerate([None, *asked]):
             name = case.name if config is None else f"{case.name} [{describe(config)}]"
             rank = (SIZES.index(case.size), place, index)
@@ -204,10 +226,10 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
     return found
 
 
-def config_grid(op: ModuleType, text: str) -> list[Any]:
-    """`tile=64|128,stages=3|4`: Configs of the op with every combination, over the one that the op chooses itself (at head_dim 128)."""
+def config_grid(op: ModuleType, text: str, own: Callable[[ModuleType], Any] | None = None) -> list[Any]:
+    """`tile=64|128,stages=3|4`: Configs of the op with every combination, over its `own` choice (default: at head_dim 128)."""
     wanted = dict(part.split("=", 1) for part in text.split(","))
-    default = default_config(op)
+    default = (own or default_config)(op)
     known = {field.name for field in fields(default)}
     if unknown := wanted.keys() - known:
         raise ValueError(f"{sorted(unknown)}: {op.__name__}.Config has {sorted(known)}")
@@ -216,7 +238,9 @@ def config_grid(op: ModuleType, text: str) -> list[Any]:
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers, or of few rows."""
+    """Of bf16 heads of 128 numbers; of adapters, of rows that decode; of matrices, of few rows."""
+    if hasattr(op, "lora_config"):
+        return op.lora_config(16, 2)
     if hasattr(op, "linear_w8a8"):
         return op.Config()
     if hasattr(op, "w4_config"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from pagoda_daemon.model.config import ModelSpec, parse_spec
-from pagoda_daemon.model.weights import Weights, allocate, destinations
+from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -56,6 +56,7 @@ class Model:
 
     spec: ModelSpec
     weights: Weights
+    weight_bytes: int
 
     @classmethod
     def of(cls, name: str, place: torch.device) -> Model:
@@ -69,4 +70,11 @@ class Model:
                 tensor.fill_(1)
             else:
                 tensor.normal_(0, 0.02)
-        return cls(spec, weights)
+        return cls(spec, weights, weight_bytes(spec, torch.bfloat16))
+
+    def quantised(self, name: str) -> Model:
+        """With matrices in another format; these are given up."""
+        from pagoda_daemon.model.quantised import FORMATS, quantised, quantised_bytes  # needs Triton
+
+        kind = FORMATS[name]
+        return Model(self.spec, quantised(self.weights, kind), quantised_bytes(self.spec, torch.bfloat16, kind))

@@ -14,7 +14,7 @@ from pagoda_contracts.names import API_VERSION, MAX_SERVICE_NAME
 from pagoda_sizing.devices import CPU, Device
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Verdict
-from pagoda_sizing.platforms import products
+from pagoda_sizing.platforms import no_format, products
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import Found
@@ -60,7 +60,10 @@ def _unusable(offer: Offer, ask: Ask) -> str:
 
 def runs(device: Device, quantisation: str) -> bool:
     """Whether a daemon runs weights of this format on a device."""
-    return quantisation == "bf16" or (quantisation == "int8" and device.name == CPU)
+    if quantisation == "bf16" or device.name == CPU:
+        return quantisation in ("bf16", "int8")
+    product = device.product.partition("-MIG-")[0]
+    return quantisation in ("fp8", "int8", "int4") and product in products() and not no_format(product, quantisation)
 
 
 def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:

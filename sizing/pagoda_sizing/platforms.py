@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from pagoda_sizing.devices import GB, catalogue
+
+# Formats that the daemon makes of bf16 weights on a GPU (daemon, model/quantised.py).
+_LEAST_CAPABILITY: Final = {"fp8": (8, 9), "int8": (8, 0), "int4": (8, 0)}
 
 
 class _Frozen(BaseModel):
@@ -23,10 +26,12 @@ class _Frozen(BaseModel):
 
 
 class _Product(_Frozen):
-    """`no_daemon`: why none computes on it (https://github.com/pytorch/pytorch/issues/190385); empty if one does."""
+    """`no_daemon`: why none computes on it (https://github.com/pytorch/pytorch/issues/190385); empty if one does. `capability`: NVIDIA's
+    compute capability (https://developer.nvidia.com/cuda-gpus)."""
 
     product: str
     memory_gb: float
+    capability: tuple[int, int]
     no_daemon: str = ""
 
 
@@ -106,6 +111,17 @@ def products() -> Mapping[str, int]:
 def no_daemon(product: str) -> str:
     """Returns why no daemon computes on a product; empty if one does, or if the product is not known."""
     return next((one.no_daemon for one in platforms().products if one.product == product), "")
+
+
+@cache
+def no_format(product: str, quantisation: str) -> str:
+    """Returns why the daemon does not make weights of a format on a product; empty if it does, or if one of both is not known."""
+    found = next((one.capability for one in platforms().products if one.product == product), None)
+    least = _LEAST_CAPABILITY.get(quantisation)
+    if found is None or least is None or found >= least:
+        return ""
+    needed, has = (f"{major}.{minor}" for major, minor in (least, found))
+    return f"{quantisation} weights need compute capability {needed}, this device has {has}"
 
 
 @cache

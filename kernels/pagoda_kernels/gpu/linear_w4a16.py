@@ -16,7 +16,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
 from pagoda_kernels.gpu.rows import check_rows
 from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
@@ -24,6 +23,7 @@ from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
 WIDTHS: Final = (16, 32, 64)  # rows of one launch
 WARMED_BY: Final = (*WIDTHS, DENSE_ROWS)  # calls of so many rows compile everything
+_DENSE_BYTES: Final = 2**26  # of the weights that are dequantised at once
 _MOST_PIECES: Final = 2**31  # the kernel computes the cuts in 32 bits
 
 
@@ -239,19 +239,30 @@ def linear_w4a16(
 ) -> Tensor:  # fmt: skip
     """Return `x` [rows, inputs] times the transpose of `weights`, plus `bias` [outputs]; into `out` [rows, outputs] where given.
 
-    x, bias and out in bf16 or fp16, contiguous: ValueError otherwise. config: default w4_config of the rows. From DENSE_ROWS on it
-    allocates the dequantised weights.
+    x, bias and out in bf16 or fp16, contiguous: ValueError otherwise. config: default w4_config of the rows.
     """
     rows = len(x)
     _magic(x.dtype)
     check_rows((x,), (rows, weights.inputs), x.dtype)
-    if rows >= DENSE_ROWS:
-        product = linear(x, dequantise_w4(weights, x.dtype), bias)
-        return product if out is None else out.copy_(product)
     out = x.new_empty(rows, weights.outputs) if out is None else out
     check_rows((out,), (rows, weights.outputs), x.dtype)
+    if rows >= DENSE_ROWS:
+        return _dense(x, weights, bias, out)
     for first in range(0, rows, WIDTHS[-1]):
         _launch(x[first : first + WIDTHS[-1]], weights, scratch, bias, out[first : first + WIDTHS[-1]], config)
+    return out
+
+
+def _dense(x: Tensor, weights: Weights4, bias: Tensor | None, out: Tensor) -> Tensor:
+    """By cuBLAS, so many outputs at a time that their weights in x's dtype take _DENSE_BYTES at most."""
+    step = max(_DENSE_BYTES // (weights.inputs * x.element_size()) // (2 * SLAB), 1) * 2 * SLAB
+    for first in range(0, weights.outputs, step):
+        part = dequantise_w4(weights.of_outputs(first, first + step), x.dtype)
+        here = out[:, first : first + step]
+        if bias is None:
+            torch.mm(x, part.T, out=here)
+        else:
+            torch.addmm(bias[first : first + step], x, part.T, out=here)
     return out
 
 

@@ -6,6 +6,7 @@ in the order of the tokens. The cuts depend on nothing but the row's own length,
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.pages import Pages
 
 ALIGN = 64  # the first item of a row begins at a multiple of this
@@ -45,6 +47,7 @@ class Config:
             raise ValueError(f"split must be a multiple of {ALIGN} and of the tile {self.tile}, got {self.split}")
 
 
+@cache
 def decode_config(head_dim: int, itemsize: int, *, amd: bool = torch.version.hip is not None) -> Config:
     """Return the configuration for a head dimension and the bytes of one element of the KV cache."""
     row = triton.next_power_of_2(head_dim) * itemsize
@@ -133,10 +136,8 @@ def _attend(
     return acc, top, tl.sum(total, 1)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "listed", "window"],
-    do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"],
-)
+@cached
+@triton.jit(do_not_specialize=["rows", "listed", "window"], do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"])
 def _decode_kernel(
     query, keys, values, out, partial, sums,
     tables, table_starts, lengths, work, rows, listed, window,
@@ -194,14 +195,14 @@ def _parts(
     return parts, tl.load(sums + heads, mask=items < end, other=-float("inf"))
 
 
+@cached
 @triton.jit(do_not_specialize_on_alignment=["work"])
 def _merge_kernel(
     partial, sums, out, work,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program writes one head of one row that has no item (zeros) or more than one."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
+    row, head = tl.program_id(0), tl.program_id(1)
     dims = tl.arange(0, D)
     begin = tl.load(work + 1 + row)
     end = tl.load(work + 2 + row)
@@ -238,16 +239,15 @@ def paged_attention_decode(
     """
     _check(query, kv, pages, scratch)
     out = torch.empty_like(query) if out is None else out
-    rows, heads, head_dim = query.shape
-    kv_heads = kv.shape[2]
+    (rows, heads, head_dim), kv_heads = query.shape, kv.shape[2]
     config = config or decode_config(head_dim, kv.element_size())
-    width, group = triton.next_power_of_2(head_dim), heads // kv_heads
+    width, group, (keys, values) = 1 << (head_dim - 1).bit_length(), heads // kv_heads, kv.unbind(0)
     grid = min(scratch.processors * config.programs, len(scratch.partial) * kv_heads)
     _decode_kernel[(grid,)](
-        query, kv[0], kv[1], out, scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
+        query, keys, values, out, scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
         rows, len(work) - 2 - rows, NO_WINDOW if window is None else window,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=pages.block_size, ALIGNED=ALIGN, SPLIT=config.split,
-        LONG_SPAN=LONG * config.split, TILE=config.tile, M=max(16, triton.next_power_of_2(group)), D=width, EARLY=config.early,
+        LONG_SPAN=LONG * config.split, TILE=config.tile, M=max(16, 1 << (group - 1).bit_length()), D=width, EARLY=config.early,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](

@@ -7,6 +7,8 @@ any batch and in any chunks of its prompt.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.prefill_config import HEAD_DIMS, Config, arch_of, choose_config
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def _softmax(score, best, total, scale, WINDOW: tl.constexpr):
     return weight, new_best, total * decay + tl.sum(weight, 1), decay
 
 
+@cached
 @triton.jit(do_not_specialize=["window", "slots"])
 def _paged_attention_prefill_kernel(
     query,
@@ -210,10 +214,11 @@ def paged_attention_prefill(
     descriptors = config.descriptors and config.block_n == pages.block_size
     if not tiles:
         return out
+    keys, values = kv.unbind(0)
     _paged_attention_prefill_kernel[(kv_heads, tiles)](
         query,
-        kv[1],
-        *(_blocks(one, config.block_n) if descriptors else None for one in kv),
+        values,
+        *((_blocks(keys, config.block_n), _blocks(values, config.block_n)) if descriptors else (None, None)),
         out,
         pages.tables,
         pages.table_starts,
@@ -223,7 +228,7 @@ def paged_attention_prefill(
         window or 0,
         kv.shape[1],
         _LOG2_E / head_dim**0.5,
-        kv[0],
+        keys,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -240,9 +245,32 @@ def paged_attention_prefill(
 
 def _blocks(keys: Tensor, tokens: int) -> TensorDescriptor:
     """`keys` [slots, kv_heads, head_dim], of which a copy takes `tokens` slots of one head."""
-    slots, kv_heads, head_dim = keys.shape
+    if keys.is_cuda:
+        return _blocks_at(_Place(keys.data_ptr(), keys.dtype), keys.shape, tokens)
+    return _described(keys, keys.shape, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a descriptor asks of a tensor. It holds no memory, so that descriptors may be kept."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@lru_cache(maxsize=1024)  # keys and values of 512 layers
+def _blocks_at(place: _Place, shape: torch.Size, tokens: int) -> TensorDescriptor:
+    """Kept, because to make one takes longer than to launch what reads it."""
+    return _described(place, shape, tokens)
+
+
+def _described(base: Tensor | _Place, shape: torch.Size, tokens: int) -> TensorDescriptor:
+    slots, kv_heads, head_dim = shape
     width = kv_heads * head_dim
-    return TensorDescriptor(keys, [slots, width], [width, 1], [tokens, head_dim])
+    return TensorDescriptor(base, [slots, width], [width, 1], [tokens, head_dim])
 
 
 def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:

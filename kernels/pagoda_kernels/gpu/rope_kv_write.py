@@ -8,6 +8,7 @@ of the turn rounded to the dtype. The cosines are read for both halves of a head
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.rows import check_rows
 
 _TILE = 1024  # elements of each half of its heads in a program
@@ -66,6 +68,7 @@ def _turned(along, across, cos, sin):
     return (left.to(tl.float32) + right.to(tl.float32)).to(dtype)
 
 
+@cached
 @triton.jit(do_not_specialize=["pool"], do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_kv_write_kernel(
     qkv,
@@ -139,7 +142,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     total = heads + 2 * kv_heads
     group, half_block = _cut(total, head_dim)
     if tokens:
-        _rope_kv_write_kernel[(tokens, triton.cdiv(total, group))](
+        _rope_kv_write_kernel[(tokens, -(-total // group))](
             qkv,
             turn.cos,
             turn.sin,
@@ -163,6 +166,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     return query
 
 
+@cache
 def _cut(total: int, head_dim: int) -> tuple[int, int]:
     """Heads of a program, and the lanes of half a head."""
     half_block = triton.next_power_of_2(head_dim // 2)

@@ -41,6 +41,12 @@ class Weights4:
         """What a product reads of it."""
         return sum(one.nbytes for one in (self.packed, self.scales, self.zeros) if one is not None)
 
+    def of_outputs(self, first: int, end: int) -> Weights4:
+        """The weights of some outputs, in the same memory. `first`: a multiple of 128, and so is `end`, or it is not below `outputs`."""
+        slabs = slice(first // SLAB, -(-end // SLAB))
+        zeros = None if self.zeros is None else self.zeros[slabs]
+        return Weights4(self.packed[slabs], self.scales[slabs], zeros, min(end, self.outputs) - first, self.inputs)
+
 
 def w4_bytes(outputs: int, inputs: int) -> int:
     """Of the symmetric weights of a matrix, with scales of two bytes."""

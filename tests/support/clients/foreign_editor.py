@@ -6,7 +6,6 @@ are immutable. An owner and a label are not both taken away: what has neither is
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from pagoda_operator.api.state import (
     PODS,
     Resource,
 )
-from support.clients.hand_edits import EDITS
 from support.kube.client import Body
 from support.kube.namespace import Real
 
@@ -53,7 +51,7 @@ class ForeignEditor:
         name = self._rng.choice(list(self._edits))
         try:
             reported = f"{name} {self._edits[name]()}"
-        except (AssertionError, RuntimeError) as error:  # conflict, gone meanwhile, or not valid
+        except AssertionError as error:  # conflict, gone meanwhile, or not valid
             reported = f"{name} refused: {str(error)[:80]}"
         self.done[reported.split()[0] if "refused" not in reported else "refused"] += 1
         return reported
@@ -67,10 +65,21 @@ class ForeignEditor:
         return self._merge(DEPLOYMENTS, deployment, {"spec": {"template": {"spec": {"containers": containers}}}})
 
     def _add(self) -> str:
-        name, addition = self._drawn(DEPLOYMENTS)["metadata"]["name"], self._rng.choice(list(EDITS))
-        patch = json.dumps({"spec": {"template": {"spec": EDITS[addition][0]}}})
-        self._real.cluster.kubectl("patch", "deployment", name, "-n", self._real.namespace, "-p", patch)
-        return f"{addition} to Deployment {name}"
+        """A sidecar, the host's network, an account, or the host's disk in place of an empty folder."""
+        deployment = self._drawn(DEPLOYMENTS)
+        pod = "/spec/template/spec"
+        run = [volume["name"] for volume in deployment["spec"]["template"]["spec"]["volumes"]].index("run")
+        change = self._rng.choice(
+            [
+                {"op": "add", "path": f"{pod}/containers/-", "value": {"name": "miner", "image": _FOREIGN}},
+                {"op": "add", "path": f"{pod}/hostNetwork", "value": True},
+                {"op": "add", "path": f"{pod}/serviceAccountName", "value": "admin"},
+                {"op": "replace", "path": f"{pod}/volumes/{run}", "value": {"name": "run", "hostPath": {"path": "/"}}},
+            ]
+        )
+        name = deployment["metadata"]["name"]
+        assert self._real.kube.json_patch(DEPLOYMENTS, self._real.namespace, name, [change]), "not valid"
+        return f"Deployment {name}: {change}"
 
     def _relabel(self) -> str:
         """Takes one of our labels off, or writes nonsense on it; one more label of anybody's would be nobody's business."""

@@ -1,4 +1,4 @@
-"""Matrices in 8 or 4 bits: which models and devices they are for, how they are read, what a decoder of them computes, beside plain torch."""
+"""Matrices in 8 or 4 bits: which models and devices they are for, how they are read, and what a decoder of them computes."""
 
 from dataclasses import dataclass, replace
 
