@@ -153,14 +153,14 @@ def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]
 
 def _adapters() -> Iterator[Case]:
     for size, steps in gpu_lora.STEPS.items():
-        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), configs=True) for step in steps)
+        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), default_config) for step in steps)
 
 
 def _matrices() -> Iterator[Case]:
     for size, shape in gpu_linear.sizes():
         for kind in gpu_linear.KINDS:
             build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
-            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, configs=True)
+            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, default_config)
     for size, shape in gpu_linear.quantised_sizes():
         yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
 
@@ -168,7 +168,7 @@ def _matrices() -> Iterator[Case]:
 def _matrices_of_4_bits() -> Iterator[Case]:
     for size, one in gpu_linear_w4.sizes():
         build = partial(_shaped, gpu_linear_w4.linear, one)
-        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, configs=True)
+        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, default_config)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
