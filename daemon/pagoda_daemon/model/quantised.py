@@ -34,13 +34,18 @@ class Linear8(Linear):
     they are multiplied, each by itself."""
 
     scales: Tensor
+    dtype: torch.dtype
 
     def apply(self, rows: Tensor) -> Tensor:
-        return linear_w8a8(quantise_rows(rows, self.weight.dtype), ScaledRows(self.weight, self.scales), self.bias, dtype=rows.dtype)
+        return self.apply_levels(quantise_rows(rows, self.weight.dtype))
+
+    def apply_levels(self, rows: ScaledRows) -> Tensor:
+        """Of rows that are quantised already, to numbers of `dtype`."""
+        return linear_w8a8(rows, ScaledRows(self.weight, self.scales), self.bias, dtype=self.dtype)
 
     def warm(self) -> None:
         for rows in WARMED_BY:
-            self.apply(torch.zeros(rows, self.weight.shape[1], dtype=torch.bfloat16, device=self.weight.device))
+            self.apply(torch.zeros(rows, self.weight.shape[1], dtype=self.dtype, device=self.weight.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class Format:
 def _eight_bits(dtype: torch.dtype, least: tuple[int, int]) -> Format:
     def make(linear: Linear) -> Linear:
         rows = quantise_rows(linear.weight, dtype)
-        return Linear8(rows.levels, linear.bias, rows.scales)
+        return Linear8(rows.levels, linear.bias, rows.scales, linear.weight.dtype)
 
     return Format(make, lambda out, size: out * (size + _SCALE), least)
 
