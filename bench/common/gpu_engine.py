@@ -218,7 +218,7 @@ def _trials() -> list[Trial]:
     served.append(Trial("8b", ADAPTED, "adapters"))
     ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[2:]]
     experts = [Trial("experts", EXPERTS, variant) for variant in VARIANTS if variant not in ("graphs", "adapters")]
-    narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8")]
+    narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8", "int4")]
     budgets = [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
     return served + narrow + ablations + experts + budgets
 

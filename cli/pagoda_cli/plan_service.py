@@ -63,7 +63,7 @@ def runs(device: Device, quantisation: str) -> bool:
     if quantisation == "bf16" or device.name == CPU:
         return quantisation in ("bf16", "int8")
     product = device.product.partition("-MIG-")[0]
-    return quantisation in ("fp8", "int8") and product in products() and not no_format(product, quantisation)
+    return quantisation in ("fp8", "int8", "int4") and product in products() and not no_format(product, quantisation)
 
 
 def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from pagoda_sizing.devices import GB, catalogue
 
 # Formats that the daemon makes of bf16 weights on a GPU (daemon, model/quantised.py).
-_LEAST_CAPABILITY: Final = {"fp8": (8, 9), "int8": (8, 0)}
+_LEAST_CAPABILITY: Final = {"fp8": (8, 9), "int8": (8, 0), "int4": (8, 0)}
 
 
 class _Frozen(BaseModel):

@@ -17,7 +17,7 @@ CLAIM_SCHEME: Final = "pvc://"
 _WITH_REVISIONS: Final = ("hf://", "oci://")
 # Formats that a daemon makes of a checkpoint's own. Which device has fp8 is a question of its product (sizing, platforms.py).
 _ON_CPU: Final = ("int8",)
-_ON_DEVICES: Final = ("fp8", "int8")
+_ON_DEVICES: Final = ("fp8", "int8", "int4")
 _NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
@@ -58,7 +58,7 @@ def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
     known = _ON_DEVICES if entry.cpu is None else _ON_CPU
     if engine.quantization == "none" or engine.quantization in known:
         return None
-    built = f"on {'devices' if entry.cpu is None else 'CPU'}, {' and '.join(known)} {'are' if len(known) > 1 else 'is'}"
+    built = f"on {'devices' if entry.cpu is None else 'CPU'}, {', '.join(known)} {'are' if len(known) > 1 else 'is'}"
     return Note((), f"engine.quantization {engine.quantization} is not built; {built}")
 
 

@@ -170,10 +170,7 @@ def warm_worker(
     worker = GpuWorker(forward, limits)
     worker.probe()
     if place.type == "cuda":
-        warm(worker)
-        for linear in linears(weights.layers[0]):
-            linear.warm()
-        warm_sizes(worker, engine.token_budget)
+        compile_all(worker, engine.token_budget)
     if graphs:
         _capture(worker, note)
     return worker
@@ -209,6 +206,14 @@ def _shape(spec: ModelSpec, like: torch.Tensor, block_size: int, rows: int) -> S
     return Shape(block_size, windows, split, tile, spare_row=rows + 1)
 
 
+def compile_all(worker: GpuWorker, tokens: int) -> None:
+    """Whatever steps of up to `tokens` tokens launch: from now on none waits for the compiler."""
+    warm(worker)
+    for linear in linears(worker.forward.decoder.weights.layers[0]):
+        linear.warm()
+    _warm_sizes(worker, tokens)
+
+
 def warm(worker: GpuWorker) -> None:
     """Compile what steps of every ordinary kind launch: a prompt, copies of blocks, rows that are drawn with and without filters. Writes
     into the block that no plan names."""
@@ -222,10 +227,12 @@ def warm(worker: GpuWorker) -> None:
 
 
 @torch.inference_mode()
-def warm_sizes(worker: GpuWorker, tokens: int) -> None:
-    """Prompts of 4, 8, 16 … tokens: a kernel may be compiled for few rows and for many. Into the block that no plan names."""
+def _warm_sizes(worker: GpuWorker, tokens: int) -> None:
+    """Prompts of 3, 4, 5, 7, 9, 13, 17 … tokens, into the block that no plan names: a kernel may be compiled for few rows and for many.
+    Where one ends and the other begins are numbers like 32, 48 or 384, and there is one size between any two of these."""
     limits = worker.limits
-    for count in (2**power for power in range(2, tokens.bit_length())):
+    sizes = (half * 2**power // 2 + 1 for power in range(1, tokens.bit_length()) for half in (2, 3))
+    for count in (size for size in sizes if size <= tokens):
         plan = _full_step(count, min(limits.max_model_len, count), limits.block_size)
         plan = replace(plan, block_tables=np.full_like(plan.block_tables, limits.blocks_total))
         worker.forward.states(plan, np.array([count - 1]))

@@ -107,10 +107,11 @@ class FusedDecoder:
         return _numbers(normed)
 
     def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, levels: torch.dtype | None) -> Rows:
-        """The norm of `x`, or of `residual`, to which `x` is added."""
+        """The norm of `x`, or of `residual`, to which `x` is added; then it is written over `x`, which nobody reads again."""
         if levels is not None:
             return rms_norm_levels(x, residual, weight, self.spec.norm_eps, levels)
-        return rms_norm(x, weight, self.spec.norm_eps) if residual is None else add_rms_norm(x, residual, weight, self.spec.norm_eps)
+        eps = self.spec.norm_eps
+        return rms_norm(x, weight, eps) if residual is None else add_rms_norm(x, residual, weight, eps, out=x)
 
     def _mixed(self, index: int, normed: Rows, where: tuple[Turn, KvPlace], step: FusedStep) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]

@@ -34,9 +34,9 @@ def test_more_devices_than_a_replica_can_use_are_refused_by_name(entry, field):
 
 def test_weights_that_no_daemon_has_on_a_device_are_refused_by_name():
     made = harness(gpu("H100"), CPU, there=(node("a", H100, whole(8)),))
-    made.edit(engine=ENGINE | {"quantization": "int4"})
+    made.edit(engine=ENGINE | {"quantization": "nvfp4"})
     made.settle()
-    assert placement(made)["rejected"][0]["why"] == "engine.quantization int4 is not built; on devices, fp8 and int8 are"
+    assert placement(made)["rejected"][0]["why"] == "engine.quantization nvfp4 is not built; on devices, fp8, int8, int4 are"
 
 
 @pytest.mark.parametrize(("quantization", "chosen"), [("int8", "gpu[0]"), ("fp8", "gpu[1]")])
