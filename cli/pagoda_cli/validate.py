@@ -17,7 +17,7 @@ from pagoda_contracts.resources.service import InferenceService, InferenceServic
 from pagoda_contracts.resources.tenant import TenantQuota
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.families import parse_model
-from pagoda_sizing.platforms import matches, no_daemon, products, slices, unknown_product
+from pagoda_sizing.platforms import matches, no_daemon, no_float8, products, slices, unknown_product
 from pagoda_sizing.replica import Judged, Requirement, config_of, on_cpu, on_device, too_little
 from pagoda_sizing.served import unserved
 from pydantic import BaseModel
@@ -116,7 +116,9 @@ def _verdict(required: Requirement, entry: Accelerator) -> str:
     if entry.cpu is not None:
         judged = [on_cpu(required, int(parse_quantity(entry.cpu.memory)))]
     else:
-        judged = [Judged(why) if why else on_device(required, memory) for memory, why in sorted(_devices(entry))]
+        judged = [
+            Judged(why) if why else on_device(required, memory) for memory, why in sorted(_devices(entry, required.engine.kv_cache.dtype))
+        ]
     if judged and all(one.why for one in judged):
         return f"refused: {judged[-1].why}"
     held = min((one.requests for one in judged if one.requests is not None), default=None)
@@ -125,10 +127,11 @@ def _verdict(required: Requirement, entry: Accelerator) -> str:
     return f"holds {held} of maxConcurrency {required.engine.max_concurrency} requests at {required.context:,} tokens"
 
 
-def _devices(entry: Accelerator) -> Iterator[tuple[int, str]]:
+def _devices(entry: Accelerator, kept: str) -> Iterator[tuple[int, str]]:
     """Bytes of the devices that an entry names, and why no daemon computes on them; none if it names none."""
     if entry.gpu is not None and entry.gpu.product is not None:
-        yield from ((memory, no_daemon(product)) for product, memory in products().items() if matches(entry.gpu.product, product))
+        found = ((memory, product) for product, memory in products().items() if matches(entry.gpu.product, product))
+        yield from ((memory, no_daemon(product) or (no_float8(product) if kept == "float8" else "")) for memory, product in found)
     elif entry.mig is not None and entry.mig.profile is not None:
         size = ".".join(entry.mig.profile.replace("+", ".").split(".")[:2])
         yield from ((memory, "") for profile, memory in slices().items() if profile == size)

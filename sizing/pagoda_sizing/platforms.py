@@ -109,6 +109,13 @@ def no_daemon(product: str) -> str:
 
 
 @cache
+def no_float8(product: str) -> str:
+    """Returns why keys and values cannot be float8 on a product; empty if they can, or if the product is not known."""
+    rates = [device.flops for device in catalogue() if device.product == product]
+    return "" if not rates or "fp8" in rates[0] else f"{product} has no instructions for engine.kvCache.dtype float8; use int8"
+
+
+@cache
 def slices() -> Mapping[str, int]:
     """Returns the bytes of every MIG profile that some device has; the least, if devices differ."""
     found: dict[str, int] = {}

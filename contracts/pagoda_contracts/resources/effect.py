@@ -17,7 +17,7 @@ CLAIM_SCHEME: Final = "pvc://"
 _WITH_REVISIONS: Final = ("hf://", "oci://")
 # Formats that a daemon has besides the checkpoint's own, on CPU.
 _ON_CPU: Final = ("int8",)
-_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
+_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.cpuOffload", "routing.overflow.service")
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),
@@ -54,10 +54,24 @@ def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
         kind = "".join(entry.kinds)
         why = f"{kind}.count must be 1, got {counted.count}: a replica computes on one device, because tensor parallelism is not built"
         return Note((kind, "count"), why)
+    if why := _not_kept(engine, entry):
+        return Note((), f"engine.kvCache.dtype {engine.kv_cache.dtype} is not built {why}")
     if engine.quantization == "none" or (entry.cpu is not None and engine.quantization in _ON_CPU):
         return None
     built = f"on CPU, {', '.join(_ON_CPU)} is" if entry.cpu is not None else "on devices, nothing but none is"
     return Note((), f"engine.quantization {engine.quantization} is not built; {built}")
+
+
+def _not_kept(engine: EngineSpec, entry: Accelerator) -> str:
+    """Where keys and values cannot be of the type that was asked for; empty if they can. The product of a device is judged elsewhere."""
+    dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
+    if engine.kv_cache.dtype in ("auto", dtype):
+        return ""
+    if entry.cpu is not None:
+        return "on CPU; use auto"
+    if dtype != "bfloat16":
+        return f"with engine.dtype {dtype}"
+    return "with engine.deterministic" if engine.deterministic else ""
 
 
 def notes(spec: InferenceServiceSpec) -> Iterator[Note]:

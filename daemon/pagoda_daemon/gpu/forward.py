@@ -50,7 +50,7 @@ class GpuForward:
     def capture(self, max_len: int, note: Callable[[float], None]) -> None:
         """Graphs for every number of rows."""
         counts = buckets(self.rows)
-        spec, like = self.decoder.spec, self.kv.data
+        spec, like = self.decoder.spec, self.decoder.weights.norm
         blocks = -(-max_len // self._shape.block_size)
         logits = torch.empty(counts[-1], spec.vocab_size, dtype=like.dtype, device=like.device)
         graphs = DecodeGraphs(self._shape, _MOST_ITEMS, min(counts[-1] * blocks, 2**20), logits)
@@ -72,10 +72,10 @@ class GpuForward:
         sent = self._staging.send(arrays)
         step = self._step(sent, leading(plan), self._room_for(arrays))
         if plan.adapters is None:
-            return self.decoder.states(replace(step, wanted=sent["wanted"]), self.kv.data)
+            return self.decoder.states(replace(step, wanted=sent["wanted"]), self.kv)
         slots = np.repeat(plan.adapters, np.diff(plan.starts))
         mine, wanted_too = (adapted(part, self.adapters, self.kv.data.device) for part in (slots, slots[wanted]))
-        return self.decoder.states(replace(step, wanted=sent["wanted"], adapted=mine, adapted_wanted=wanted_too), self.kv.data)
+        return self.decoder.states(replace(step, wanted=sent["wanted"], adapted=mine, adapted_wanted=wanted_too), self.kv)
 
     def note(self, rows: Tensor, tokens: Tensor) -> None:
         """`rows` int64 have sampled `tokens` int32. What a row without a finite logit sampled is any number; the next step, which may be
@@ -85,7 +85,7 @@ class GpuForward:
     def copy_blocks(self, pairs: Ints) -> None:
         """As `runner.forward.Forward`."""
         sent = self.send({"pairs": np.ascontiguousarray(pairs, np.int32)})
-        copy_blocks(self.kv.data, sent["pairs"].view(-1, 2), self._shape.block_size)
+        copy_blocks(self.kv.data, sent["pairs"].view(-1, 2), self._shape.block_size, self.kv.scales)
 
     def _replayed(self, plan: StepPlan, wanted: NDArray[np.int64]) -> Tensor | None:
         bucket = bucket_of(plan.rows.size, self._buckets) if self._graphs is not None else None
@@ -97,7 +97,7 @@ class GpuForward:
 
     def _decode(self, sent: Mapping[str, Tensor], rows: int, logits: Tensor) -> None:
         """What a graph holds."""
-        self.decoder.head(self.decoder.states(self._step(sent, rows, self._scratch), self.kv.data), logits)
+        self.decoder.head(self.decoder.states(self._step(sent, rows, self._scratch), self.kv), logits)
 
     def _step(self, sent: Mapping[str, Tensor], decodes: int, scratch: DecodeScratch) -> FusedStep:
         shape, known = self._shape, sent["token_ids"]

@@ -221,22 +221,20 @@ def paged_attention_prefill(
     query [tokens, heads, head_dim]: the queries of row r are query[starts[r]:starts[r + 1]], the last tokens of its context of
     pages.lengths[r] tokens, whose keys and values are written. kv [2, slots, kv_heads, head_dim] of query's dtype, or of 8 bits with
     `scales` (quantised.py) and a query of 16 bits, computed in float16. starts: int32 [rows + 1]. work: prefill_work(starts,
-    query_tile(heads, kv_heads, config)); behind its tiles it may be longer, as a captured graph needs it. A query sees itself and what comes before it; with a window only the last `window` of these tokens. The scale is
-    1 / sqrt(head_dim). Queries of a padding row (length 0) give zeros; tokens of no row are not written. Everything is contiguous.
-    ValueError for shapes and dtypes that the kernel does not take.
+    query_tile(heads, kv_heads, config)); behind its tiles it may be longer, as a captured graph needs it. A query sees itself and what
+    comes before it; with a window only the last `window` of these tokens. The scale is 1 / sqrt(head_dim). Queries of a padding row
+    (length 0) give zeros; tokens of no row are not written. Everything is contiguous, else ValueError.
     """
     config = config or _config(query, scales)
     out = torch.empty_like(query) if out is None else out
     _check(query, kv, out, config)
     check_kv(query, kv, scales, pages.block_size)
     _check_rows(pages, starts, work, window, config)
-    heads, head_dim = query.shape[1:]
-    kv_heads = kv.shape[2]
-    tiles = (len(work) - 1) // 2
+    (heads, head_dim), kv_heads = query.shape[1:], kv.shape[2]
     descriptors = config.descriptors and config.block_n == pages.block_size
-    if tiles == 0:
+    if len(work) < 2:
         return out
-    _paged_attention_prefill_kernel[(kv_heads, tiles)](
+    _paged_attention_prefill_kernel[(kv_heads, len(work) // 2)](
         query,
         kv[1],
         *(_blocks(one, config.block_n) if descriptors else None for one in kv),
