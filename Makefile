@@ -20,7 +20,7 @@ WORKERS ?= 4
 OLDER_TRITON := 3.7.1
 OLDER := PYTHONPATH=.venv/triton-$(OLDER_TRITON) TRITON_CACHE_DIR=$(CURDIR)/.venv/triton-cache-$(OLDER_TRITON) $(BIN)/python -P -m pagoda_kernels.aot --ledger kernels/pagoda_kernels/ledger-$(OLDER_TRITON).json
 WORDS := PYTHONPATH=tests $(BIN)/python -P -m support.suite.words
-POOL := $(PYTEST) -n $(WORKERS) --dist loadfile
+POOL := $(PYTEST) --fork $(WORKERS)
 
 .PHONY: help setup lint lint-types lint-rest test test-unit test-deep test-cluster test-ci test-full full-planted full-properties full-sweeps full-clients demo demo-down generate verify words images bench lock clean
 
@@ -60,7 +60,7 @@ test: lint test-unit  ## All of it: lint, unit, parity, control plane and e2e on
 # This tier and the next one run beside one another in `make test`, so each has a budget of CPU. Their time of the clock counts in its 25 min.
 # Many of these tests wait for a process that they have started, so there is one worker more than there are cores.
 test-deep: setup  ## Tests that compute: properties at size, parity with other libraries, hostile requests
-	$(PYTEST) -n 3 --dist loadfile -m "not unit and not extras and not sweep" --budget "make test-deep=700 CPU" tests/unit tests/equipment tests/parity tests/security
+	$(PYTEST) --fork 3 -m "not unit and not extras and not sweep" --budget "make test-deep=700 CPU" tests/unit tests/equipment tests/parity tests/security
 
 test-cluster: setup  ## Tests on a dev cluster: control plane and e2e (root)
 	name=test-$$$$; trap 'code=$$?; $(BIN)/pagoda-devcluster down --name $$name || code=1; exit $$code' EXIT; \
@@ -79,7 +79,7 @@ full-planted:
 	$(PYTEST) -n 2 --dist load -m full tests/planted --all
 
 full-properties:
-	$(PYTEST) -n 2 --dist loadfile -m "hypothesis or deep" --hypothesis-profile full --hypothesis-seed $(SEED) --timeout 7200 tests/unit tests/security
+	$(PYTEST) --fork 2 -m "hypothesis or deep" --hypothesis-profile full --hypothesis-seed $(SEED) --timeout 7200 tests/unit tests/security
 
 full-sweeps:
 	$(PYTEST) -m sweep tests/faults tests/sweeps tests/controlplane/operator/test_bad_objects.py tests/e2e/devcluster --all

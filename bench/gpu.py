@@ -149,7 +149,8 @@ def planned(arguments: argparse.Namespace, machine: Any) -> tuple[list[Measureme
         found += gpu_kernels.measurements(machine, ops, _configs(arguments.configs))
     if "end-to-end" in arguments.parts:
         try:
-            found += importlib.import_module("gpu_engine").measurements(machine, arguments)
+            for part in ("gpu_engine", "gpu_launches"):
+                found += importlib.import_module(part).measurements(machine, arguments)
         except ModuleNotFoundError as wrong:
             remarks["end-to-end"] = str(wrong)
     return found, remarks

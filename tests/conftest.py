@@ -10,7 +10,7 @@ import pytest
 from support.suite import profiles
 from support.suite.ahead import Ahead
 from support.suite.forked import Forked
-from support.suite.pool import Bill, Groups, longest_first
+from support.suite.pool import Bill
 
 profiles.register()
 
@@ -53,14 +53,6 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups | None:
-    if config.option.dist != "loadfile":
-        return None
-    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
-    return Groups(config, log)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """What takes minutes by itself is for `make test-full`."""
@@ -75,13 +67,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
-    if hasattr(config, "workerinput"):
-        key = longest_first([item.nodeid for item in items])
-        items.sort(key=lambda item: key(item.nodeid))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without the unit tier, its files are not read: to collect them takes every worker half a minute."""
+    """Without the unit tier, its files are not read: to collect them takes 14 s of CPU."""
     without = (
         "not unit" in config.option.markexpr
         and UNIT & set(collection_path.parents)

@@ -79,6 +79,12 @@ class Machine:
                 rounds[name].append(_sample_us(graph, often[name]) / count)
         return {name: timed(found) for name, found in rounds.items()}
 
+    def time_called(self, sides: dict[str, Sequence[Call]]) -> dict[str, Timed]:
+        """Of calls that no graph can hold: the host's part included."""
+        if self.dry:
+            return {}
+        return {name: timed([_called_us(calls[index % len(calls)]) for index in range(_ROUNDS)]) for name, calls in sides.items()}
+
     def released(self) -> None:
         """Hand the memory of a measurement back, so that the next one finds it in one piece. Raises what the device has to report."""
         if not self.dry:

@@ -12,13 +12,15 @@ import random
 import statistics
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from gpu_device import Machine
+from gpu_models import Model
 from gpu_numbers import Ceilings
 from gpu_record import Measurement
 from pagoda_contracts.launch import EngineConfig
@@ -27,9 +29,8 @@ from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, Ste
 from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.engine.loop import Engine
 from pagoda_daemon.model.attention import KvCache
-from pagoda_daemon.model.config import ModelSpec, parse_spec
 from pagoda_daemon.model.decoder import Decoder
-from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
@@ -38,46 +39,6 @@ from pagoda_daemon.simulated.replicas.engine import LocalWire
 
 _REPLAYS = 20
 VARIANTS = ("overlap", "graphs", "fused", "eager")
-
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "8b": {
-        **_LLAMA,
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-    },
-    "tiny": {
-        **_LLAMA,
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": False,
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -99,36 +60,16 @@ class Point:
 @dataclass(frozen=True)
 class Found:
     """Of one point: the median of the steps in which all rows decode, what that is in tokens per second, the time to the first token of
-    the first request and to that of the last, and tokens per second from the first request to the last token."""
+    the first request and to that of the last, the longest wait between two messages behind the first one, and tokens per second from the
+    first request to the last token."""
 
     step_ms: float
     decode_tokens_per_s: float
     first_token_ms: float
     last_first_token_ms: float
+    longest_wait_ms: float
     tokens_per_s: float
     tokens: int
-
-
-@dataclass(frozen=True)
-class Model:
-    """On the device."""
-
-    spec: ModelSpec
-    weights: Weights
-
-    @classmethod
-    def of(cls, name: str, place: torch.device) -> Model:
-        """Random, such that activations neither vanish nor explode."""
-        spec = parse_spec(CONFIGS[name])
-        torch.manual_seed(0)
-        with place:
-            weights = allocate(spec, torch.bfloat16)
-        for part, tensor in destinations(spec, weights).items():
-            if "norm" in part:
-                tensor.fill_(1)
-            else:
-                tensor.normal_(0, 0.02)
-        return cls(spec, weights)
 
 
 class Sync:
@@ -203,6 +144,7 @@ class Served:
             round(1000 * point.rows / step, 1),
             round(1000 * min(first.values()), 2),
             round(1000 * max(first.values()), 2),
+            round(1000 * max((b - a for (a, _), (b, _) in pairwise(stamps)), default=math.nan), 2),
             round(tokens / (stamps[-1][0] - begun), 1),
             tokens,
         )
@@ -230,28 +172,53 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
+PROMPTS = (Point(1, 8000, 2), Point(64, 2000, 32))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
+BUDGETS = (1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An engine at some points. `engine`: what its EngineConfig has beside what all have."""
+
+    model: str
+    points: tuple[Point, ...]
+    variant: str = "overlap"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = 1
+
+    @property
+    def name(self) -> str:
+        return " ".join((f"engine {self.model} {self.variant}", *(f"{name} {value}" for name, value in self.engine.items())))
 
 
 def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
     """Each model in each variant. Without a device, a tiny one."""
-    if machine.dry:
-        return [_measurement("tiny", variant, TINY, machine) for variant in VARIANTS]
-    served = [_measurement(name, "overlap", SERVED + DRAWN, machine) for name in ("8b", "0.6b")]
-    return served + [_measurement(name, variant, ABLATION, machine) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
+    return [_measurement(trial, machine) for trial in (_tiny() if machine.dry else _trials())]
 
 
-def _measurement(name: str, variant: str, points: tuple[Point, ...], machine: Machine) -> Measurement:
-    rank = (1, VARIANTS.index(variant), name != "8b")
-    return Measurement(f"engine {name} {variant}", rank, lambda ceilings: measure(name, variant, points, machine, ceilings))
+def _tiny() -> list[Trial]:
+    return [Trial("tiny", TINY, variant) for variant in VARIANTS]
 
 
-def measure(name: str, variant: str, points: tuple[Point, ...], machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
-    """A model in a variant at each point, after one short run of it."""
-    model = Model.of(name, machine.device)
+def _trials() -> list[Trial]:
+    served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
+    ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
+    return served + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+
+
+def _measurement(trial: Trial, machine: Machine) -> Measurement:
+    rank = (trial.rank, VARIANTS.index(trial.variant), trial.model != "8b")
+    return Measurement(trial.name, rank, lambda ceilings: measure(trial, machine, ceilings))
+
+
+def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
+    """At each of its points, after one short run of it."""
+    model, points = Model.of(trial.model, machine.device), trial.points
     rows = max(point.rows for point in points)
-    engine = EngineConfig.model_validate({"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False})
-    served = Served(model, variant, engine, limits_of(model, points, engine))
+    common = {"maxConcurrency": rows, "tokenBudget": 8192, "blockSize": 64, "prefixCaching": False}
+    engine = EngineConfig.model_validate(common | dict(trial.engine))
+    served = Served(model, trial.variant, engine, limits_of(model, points, engine))
     found: dict[str, Any] = {"start_s": round(served.start_s, 2), "points": {}}
     for point in points:
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))

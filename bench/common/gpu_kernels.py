@@ -12,6 +12,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import gpu_attention
+import gpu_experts
+import gpu_linear
+import gpu_linear_w4
+import gpu_lora
 import gpu_pointwise
 import gpu_sampling
 import torch
@@ -29,14 +33,15 @@ Build = Callable[..., Trial]
 
 
 class Case(NamedTuple):
-    """One size of one op. `size`: large, knee or small; `module` is the op's file."""
+    """One size of one op. `size`: large, knee or small; `module` is the op's file; `own`: the config that it chooses for this size, where
+    others can be asked for."""
 
     op: str
     label: str
     size: str
     module: str
     build: Build
-    configs: bool = False
+    own: Callable[[ModuleType], Any] | None = None
 
     @property
     def name(self) -> str:
@@ -92,7 +97,19 @@ _GREEDY = {
 }
 _NARROW = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 COMPILED = (OURS, gpu_attention.WIDE, "liger", "xformers")
-MODULES = ("paged_attention_decode", "paged_attention_prefill", "sample", "rms_norm", "rope_kv_write", "silu_mul")
+MODULES = (
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "moe_grouped",
+    "sample",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_mul",
+    "lora",
+    "linear_w8a8",
+    "quantise_rows",
+    "linear_w4a16",
+)
 
 
 def cases() -> list[Case]:
@@ -108,8 +125,12 @@ def cases() -> list[Case]:
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
         *(case for name, kept in _NARROW.items() for case in _narrow("paged_attention_decode", gpu_attention.decode, _DECODE, name, kept)),
         *_narrow("paged_attention_prefill", gpu_attention.prefill, _PREFILL, "fp8", torch.float8_e4m3fn),
+        *_experts(),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
+        *_adapters(),
+        *_matrices(),
+        *_matrices_of_4_bits(),
     ]
     for op, (build, rows, module) in pointwise.items():
         found += [Case(op, _label(one), size, module, partial(_rows, build, one)) for size, one in rows]
@@ -127,23 +148,52 @@ def _label(rows: gpu_pointwise.Rows) -> str:
 
 
 def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -> Iterator[Case]:
-    return (Case(op, label, size, op, partial(_shaped, build, shape), configs=True) for label, (size, shape) in shapes.items())
+    return (Case(op, label, size, op, partial(_shaped, build, shape), default_config) for label, (size, shape) in shapes.items())
+
+
+def _experts() -> Iterator[Case]:
+    build, op = gpu_experts.trial, "moe_grouped"
+    return (Case(op, label, size, op, partial(_shaped, build, one), one.own_config) for label, (size, one) in gpu_experts.sizes().items())
 
 
 def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]:
     return (Case(op, label, size, "sample", partial(_drawn, one)) for label, (size, one) in draws.items())
 
 
+def _adapters() -> Iterator[Case]:
+    for size, steps in gpu_lora.STEPS.items():
+        yield from (Case("lora", step.name, size, "lora", partial(_changed, step), default_config) for step in steps)
+
+
+def _matrices() -> Iterator[Case]:
+    for size, shape in gpu_linear.sizes():
+        for kind in gpu_linear.KINDS:
+            build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
+            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, default_config)
+    for size, shape in gpu_linear.quantised_sizes():
+        yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
+
+
+def _matrices_of_4_bits() -> Iterator[Case]:
+    for size, one in gpu_linear_w4.sizes():
+        build = partial(_shaped, gpu_linear_w4.linear, one)
+        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, default_config)
+
+
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
     return build(op, rows, machine, limit())
 
 
-def _shaped(build: Build, shape: Shape, op: ModuleType, machine: Machine, config: Any) -> Trial:
+def _shaped(build: Build, shape: Any, op: ModuleType, machine: Machine, config: Any) -> Trial:
     return build(op, shape, machine, limit(), config)
 
 
 def _drawn(draws: Draws, op: ModuleType, machine: Machine, _: Any) -> Trial:
     return gpu_sampling.trial(op, draws, machine)
+
+
+def _changed(step: gpu_lora.Step, op: ModuleType, machine: Machine, config: Any) -> Trial:
+    return gpu_lora.trial(op, step, machine, limit(), config)
 
 
 def limit() -> float:
@@ -175,7 +225,8 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
         if case.module not in ops:
             continue
         op = ops[case.module]
-        asked = [config for text in configs.get(case.op, ()) for config in config_grid(op, text)] if case.configs else []
+        texts = configs.get(case.op, ()) if case.own else ()
+        asked = [config for text in texts for config in config_grid(op, text, case.own)]
         for index, config in enumerate([None, *asked]):
             name = case.name if config is None else f"{case.name} [{describe(config)}]"
             rank = (SIZES.index(case.size), place, index)
@@ -184,10 +235,10 @@ def measurements(machine: Machine, ops: Mapping[str, ModuleType], configs: Mappi
     return found
 
 
-def config_grid(op: ModuleType, text: str) -> list[Any]:
-    """`tile=64|128,stages=3|4`: Configs of the op with every combination, over the one that the op chooses itself (at head_dim 128)."""
+def config_grid(op: ModuleType, text: str, own: Callable[[ModuleType], Any] | None = None) -> list[Any]:
+    """`tile=64|128,stages=3|4`: Configs of the op with every combination, over its `own` choice (default: at head_dim 128)."""
     wanted = dict(part.split("=", 1) for part in text.split(","))
-    default = default_config(op)
+    default = (own or default_config)(op)
     known = {field.name for field in fields(default)}
     if unknown := wanted.keys() - known:
         raise ValueError(f"{sorted(unknown)}: {op.__name__}.Config has {sorted(known)}")
@@ -196,7 +247,13 @@ def config_grid(op: ModuleType, text: str) -> list[Any]:
 
 
 def default_config(op: ModuleType) -> Any:
-    """Of bf16 heads of 128 numbers."""
+    """Of bf16 heads of 128 numbers; of adapters, of rows that decode; of matrices, of few rows."""
+    if hasattr(op, "lora_config"):
+        return op.lora_config(16, 2)
+    if hasattr(op, "linear_w8a8"):
+        return op.Config()
+    if hasattr(op, "w4_config"):
+        return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)
 
 

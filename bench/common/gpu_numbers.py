@@ -17,11 +17,13 @@ _SAMPLE_US, _MOST_REPLAYS = 1500.0, 50
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call must do at least: each input read once, each output written once; multiplications and additions; kernels."""
+    """What one call must do at least: each input read once, each output written once; multiplications and additions; kernels. `narrow`:
+    how many of them the device does in the time of one in bf16."""
 
     bytes: int
     flops: int = 0
     launches: int = 1
+    narrow: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Floor(NamedTuple):
 def floor(cost: Cost, ceilings: Ceilings) -> Floor:
     times = {
         "bytes": cost.bytes / ceilings.copy_gb_s / 1e3,
-        "flops": cost.flops / ceilings.bf16_tflop_s / 1e6,
+        "flops": cost.flops / cost.narrow / ceilings.bf16_tflop_s / 1e6,
         "launches": cost.launches * LAUNCH_US,
     }
     limit = max(times, key=lambda name: times[name])

@@ -36,11 +36,13 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """`calls`: one per set of buffers. `seen`: what the judge compares, of what a call returned. `judge`: in place of the trial's."""
+    """`calls`: one per set of buffers. `seen`: what the judge compares, of what a call returned. `judge`: in place of the trial's.
+    `captured` False: it waits for the device, and no graph can hold it."""
 
     calls: Sequence[Call]
     seen: Callable[[Any], Any] = lambda found: found
     judge: Callable[[Any], Errors] | None = None
+    captured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,16 @@ def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any
     least = floor(trial.cost, ceilings)
     sides: dict[str, dict[str, Any]] = {}
     right: dict[str, Sequence[Call]] = {}
+    waiting: dict[str, Sequence[Call]] = {}
     for name, make in trial.sides.items():
         sides[name], side = _proven(name, make, trial, machine)
         if side is not None:
-            right[name] = side.calls
+            (right if side.captured else waiting)[name] = side.calls
     result = {"bytes": trial.cost.bytes, "flops": trial.cost.flops, "floor_us": round(least.us, 3), "limit": least.limit}
     result |= {"l2_resident": trial.l2_resident, "sets": len(right.get(OURS, ())), "sides": sides}
     if OURS not in right:
         return result
-    times = machine.time(right, least.us)
+    times = machine.time(right, least.us) | machine.time_called(waiting)
     for name, found in times.items():
         sides[name] |= reached(trial.cost, ceilings, found.us) | {"spread_percent": round(100 * found.spread, 1)}
         if name != OURS:
@@ -83,7 +86,7 @@ def _proven(name: str, make: Callable[[], Side], trial: Trial, machine: Machine)
     limit = trial.limit if name == OURS else BASELINE_LIMIT
     try:
         side = make()
-        for how in (_called, machine.prove):
+        for how in (_called, machine.prove) if side.captured else (_called,):
             begun = time.perf_counter()
             returned = how(side.calls[0], trial.poison)
             found.setdefault("first_call_s", round(time.perf_counter() - begun, 2))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pagoda_sizing.errors import SizingError
 
-from pagoda_cli import cost, explain, key, plan, validate, why
+from pagoda_cli import cost, doctor, explain, key, plan, validate, why
 from pagoda_cli.errors import CliError
 
 REFUSED = 2
@@ -27,6 +27,7 @@ def application() -> typer.Typer:
     app.command("cost")(cost.command)
     app.command("validate")(validate.command)
     app.command("why")(why.command)
+    app.command("doctor")(doctor.command)
     app.command("explain")(explain.command)
     app.add_typer(key.commands(), name="key")
     return app

@@ -36,7 +36,7 @@ from pagoda_cli.why_text import clean
 Json = Mapping[str, Any]
 _VERDICTS: Final = {"never": "never", "full": "no room now", "unused": "not considered"}
 _UNKNOWN: Final = Inspection(
-    unknown=Undecided(INSPECTING_MODEL, "the model's size is not known yet; to count with it, name the model's folder")
+    unknown=Undecided(INSPECTING_MODEL, "the model's size is not known yet; to count with it, name the model's folder", until=0.0)
 )
 
 

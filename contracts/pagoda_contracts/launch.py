@@ -82,7 +82,9 @@ class EngineConfig(_Section):
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes for KV blocks. Default: what the memory leaves.")
     threads: int | None = Field(default=None, ge=1, description="Compute threads. Default: the cores that the cgroup grants.")
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
-        default=None, description="Type of the weights' matrices. Default: the model's own. int8 is built, the others are refused."
+        default=None,
+        description="Type of the weights' matrices. Default: the model's own. int8 is built for CPU, fp8 and int8 for NVIDIA GPUs; "
+        "others are refused.",
     )
     deterministic: bool | None = Field(
         default=None, description="The same request gets the same answer, whatever other requests are in the batch."

@@ -54,3 +54,8 @@ class Export:
     bands: Bands = field(default_factory=Bands)
     aligned: tuple[str, ...] = ()
     archs: tuple[str, ...] = ARCHS
+
+    @property
+    def jit(self) -> Any:
+        """The @triton.jit function, without what launches it (gpu/launch.py)."""
+        return getattr(self.kernel, "jit", self.kernel)

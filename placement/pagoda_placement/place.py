@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from pagoda_contracts.conditions.service import MODEL_REJECTED
-from pagoda_contracts.resources.effect import not_built
+from pagoda_contracts.resources.effect import fetched, not_built
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceServiceSpec
 from pagoda_contracts.resources.status import PlacementStatus
@@ -46,12 +46,27 @@ def place(question: Question) -> Placement:
         placed = _stay(question, current, warned)
     else:
         placed = _as_pinned(question, _decide(question, found, warned, current))
-    if question.model.shape is None and question.model.unknown and _asks_for_shape(found, placed):
+    if (unknown := _must_know(question, found, placed)) is not None:
         # A wait goes on, and entries that were given up stay so.
         waiting = question.kept.waiting if question.kept else None
         status = PlacementStatus(waiting=waiting, rejected=placed.status.rejected, warnings=warned)
-        return Placement(None, status, undecided=question.model.unknown)
+        return Placement(None, status, undecided=unknown, again_at=unknown.until)
     return placed
+
+
+def _must_know(question: Question, found: tuple[Candidate, ...], placed: Placement) -> Undecided | None:
+    """What is waited for until the model's shape is known; None if the choice needs no shape. An entry on CPU waits only for a new revision
+    whose model is fetched, and not for ever: the daemon itself refuses what it cannot serve."""
+    unknown, entry = question.model.unknown, placed.entry
+    if question.model.shape is not None or unknown is None:
+        return None
+    if _asks_for_shape(found, placed):
+        return unknown._replace(until=None)
+    reads = entry is not None and entry.cpu is not None and fetched(question.spec)
+    if not reads or entry is None or (unknown.until is not None and question.now >= unknown.until):
+        return None
+    name = identify(question.name, question.spec, entry, placed.resolved.identity).name
+    return None if name in question.made else unknown
 
 
 def _asks_for_shape(candidates: tuple[Candidate, ...], placed: Placement) -> bool:

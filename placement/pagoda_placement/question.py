@@ -49,6 +49,8 @@ class Question(NamedTuple):
     sizes: tuple[Size, ...] = ()
     # How long nodes that no pool has yet may take, in seconds.
     node_deadline: float = parse_duration(NODE_DEADLINE)
+    # Names of revisions that were made. On CPU, none of them waits for an inspection.
+    made: frozenset[str] = frozenset()
 
 
 class Current(NamedTuple):

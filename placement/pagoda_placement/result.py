@@ -66,12 +66,14 @@ def read_pin(text: str) -> Pin | None:
 
 
 class Undecided(NamedTuple):
-    """Why nothing can be decided yet. `stalled`: only an edit helps. `since`: when the wait began, in Unix seconds, if that is known."""
+    """Why nothing can be decided yet. `stalled`: only an edit helps. `since`: when the wait began, in Unix seconds, if that is known.
+    `until`: from when an entry on CPU, which needs to know less, is taken all the same; None if that is unknown yet."""
 
     reason: Reason
     message: str
     stalled: bool = False
     since: float = 0.0
+    until: float | None = None
 
 
 class Placement(NamedTuple):

@@ -23,6 +23,12 @@ DEVICE_CONTEXT: Final = 1 << 29
 DAEMON_LEAST: Final = 384 << 20
 """What a daemon's processes take before they read a model. With the PyTorch of the lock, 392 of 450 MiB were taken when the daemon compared
 its need; in 350 MiB the kernel killed the engine."""
+HOST_CONTEXT: Final = 256 << 20
+"""What CUDA's context and libraries take of the host's memory, in pages that the kernel cannot drop. Assumed, not measured: PyTorch's issue
+113326 has 114 MiB for the first tensor on a device, and up to 1.7 GiB; cuBLAS, Triton and captured graphs come on top."""
+STAGED: Final = (8 << 20) + 6 * (4 << 16)
+"""Of a daemon on a device: what weights are read through on their way, and the pinned buffers of steps. The files' pages do not count, as
+the kernel can drop them."""
 FETCH_LEAST: Final = 28 << 20
 """What the fetch sidecar takes before it fetches: 28.2 MiB that are not files."""
 _DEVICE_MILLICORES: Final = 1000
@@ -73,6 +79,11 @@ def beside_devices(devices: int, *, sliced: bool, fetched: int) -> Host:
     positive("devices", devices)
     millicores, memory = (_SLICE_MILLICORES, _SLICE_MEMORY) if sliced else (_DEVICE_MILLICORES, _DEVICE_MEMORY)
     return Host(devices * millicores, devices * memory, _SCRATCH + fetched)
+
+
+def process_memory(*, cuda: bool) -> int:
+    """Bytes of its host that a daemon takes at least besides weights, steps and the cache. On a device these are the device's."""
+    return DAEMON_LEAST + (HOST_CONTEXT + STAGED if cuda else 0)
 
 
 def least_memory(model: Model, launch: Launch, requests: int = 1) -> int:

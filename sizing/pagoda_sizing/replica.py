@@ -6,6 +6,7 @@ A model and one request must fit, as the daemon itself demands. `maxConcurrency`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,7 @@ from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.devices import Device
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
-from pagoda_sizing.host import DAEMON_LEAST, FETCH_LEAST, Launch, least_memory
+from pagoda_sizing.host import FETCH_LEAST, HOST_CONTEXT, Launch, least_memory, process_memory
 from pagoda_sizing.model import Model
 from pagoda_sizing.published import published
 
@@ -28,7 +29,6 @@ _WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
 _KV: Final[Mapping[str, str]] = {"float8": "fp8", "int8": "int8"}
 # The arithmetic has no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
 _WIDE: Final = "float32"
-_LEAST: Final[Mapping[str, int]] = {CONTAINER_DAEMON: DAEMON_LEAST, CONTAINER_FETCH: FETCH_LEAST}
 
 
 def config_of(uri: str) -> dict[str, Any] | None:
@@ -116,10 +116,19 @@ def on_cpu(required: Requirement, memory: int) -> Judged:
     return Judged(f"needs {tenths(least, up=True)} for weights + {_cache(required)}, has {tenths(memory)}")
 
 
-def too_little(container: str, limit: float) -> str:
-    """Returns why a container cannot run within a memory limit, whatever its model; empty if it may."""
-    least = _LEAST.get(container, 0)
-    return f"container {container} takes {tenths(least, up=True)} without a model" if limit < least else ""
+def too_little(container: str, limit: float, *, cuda: bool = False, held: int = 0) -> str:
+    """Returns why a container cannot run within a memory limit; empty if it may. `cuda`: its model is on a device. `held`: bytes of the
+    model's files that the fetch sidecar writes into memory."""
+    own = {CONTAINER_DAEMON: process_memory(cuda=cuda), CONTAINER_FETCH: FETCH_LEAST + held}
+    least = own.get(container, 0)
+    if limit >= least or math.isnan(limit):
+        return ""
+    what = "without a model"
+    if container == CONTAINER_FETCH and held:
+        what = f"with the model's files, {tenths(held, up=True)}, in memory"
+    elif cuda and container == CONTAINER_DAEMON:
+        what = f"besides the device: PyTorch, buffers and CUDA's context, for which {tenths(HOST_CONTEXT)} are assumed"
+    return f"container {container} takes {tenths(least, up=True)} {what}"
 
 
 def _cache(required: Requirement) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis.configuration import storage_directory
 
 CONFTEST = """
 from support.suite.forked import Forked
@@ -36,7 +37,41 @@ def test_dies():
     os._exit(3)
 def test_never(): ...
 """
-
+WAITS = """
+import os, signal, threading
+from pathlib import Path
+import pytest
+def until(name):
+    while not Path(name).exists():
+        threading.Event().wait(0.01)
+@pytest.fixture(scope="session")
+def cluster():
+    yield
+    Path("cluster ended").write_text("")
+def test_waits(cluster):
+    Path("begun").write_text("")
+    if os.environ["HOW"] == "ctrl-c":
+        os.kill(os.getppid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    until("runner waits")
+def test_never():
+    Path("never").write_text("")
+"""
+FAILS_LATER = """
+import os
+from test_waits import until
+def test_fails():
+    until("begun")
+    assert os.environ["HOW"] != "-x"
+"""
+WAITING = """
+from pathlib import Path
+from support.suite import forked
+def told(worker, wait=forked._wait):
+    Path("runner waits").write_text("")
+    wait(worker)
+forked._wait = told
+"""
 
 AHEAD = """
 from pathlib import Path
@@ -60,10 +95,12 @@ def test_passes(): ...
 """
 
 
-def played(folder, **environment):
+def played(folder, *more, **environment):
     """pytest on a folder of its own."""
-    options = ("-p", "no:schemathesis", "-p", "no:cacheprovider", "-rA", "--timeout", "300", "--basetemp", folder / "temp")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    options = (*more, "-p", "pytest_timeout", "-p", "no:cacheprovider", "-rA", "--timeout", "300", "--basetemp", folder / "temp")
+    # No other plugin, and the tables of Unicode that Hypothesis has made already: half of what a run takes.
+    quick = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(storage_directory())}
+    environment = {**os.environ, **quick, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
     command = [sys.executable, "-P", "-m", "pytest", *options]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -96,3 +133,16 @@ def test_what_happens_in_a_worker_is_reported(tmp_path):
     assert "said before" in done.stdout
     assert "FAILED test_fails.py::test_fails - assert 1 == 2" in done.stdout
     assert "ended with 3: test_dies.py::test_dies." in done.stdout
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("how", "code"), [("-x", 1), ("ctrl-c", 2)])
+def test_a_run_that_stops_early_ends_what_its_fixtures_started(tmp_path, how, code):
+    files = {"conftest.py": CONFTEST + WAITING, "test_waits.py": WAITS, "test_fails.py": FAILS_LATER, "pytest.ini": "[pytest]"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = played(tmp_path, *(["-x"] if how == "-x" else []), HOW=how)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert (tmp_path / "cluster ended").exists(), done.stdout + done.stderr
+    assert not (tmp_path / "never").exists()
+    assert "Traceback" not in done.stderr, done.stderr

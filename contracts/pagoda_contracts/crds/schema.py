@@ -163,6 +163,7 @@ class _Writer:
         schemaless = out.get("x-kubernetes-preserve-unknown-fields")
         if out["type"] == "array":
             out["items"] = self.write(raw["items"], f"{path}[]")
+            out |= {name: raw[name] for name in ("additionalProperties",) if name in raw}
         elif "properties" in raw:
             fields = {name: value for name, value in raw["properties"].items() if name != "metadata"}
             out["properties"] = {name: self._property(value, f"{path}.{name}") for name, value in fields.items()}

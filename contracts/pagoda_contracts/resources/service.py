@@ -157,6 +157,16 @@ class ProfileRef(Model):
     )
 
 
+# For a person who writes a map. Without it the API server calls `cpu` an unknown field, before a type or a rule is looked at. A list whose
+# schema also has the values of a map lets it come so far: it then names the type, and what each of these values must be. 1.35 was asked.
+_NOT_A_MAP: Final[dict[str, Any]] = {
+    "additionalProperties": {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "enum": ["a list: begin each entry with '- ', such as '- cpu:'"],
+    }
+}
+
+
 def _credential_known(spec: Any) -> bool:
     return spec.model.credential is None or any(known.name == spec.model.credential for known in spec.credentials)
 
@@ -176,7 +186,8 @@ class InferenceServiceSpec(Model):
         default=(), description="Secrets for fetching, by name.", json_schema_extra=MAP_BY_NAME
     )
     accelerators: Annotated[tuple[Accelerator, ...], Field(min_length=1, max_length=8)] = Field(
-        description="Ordered alternatives to run on."
+        description="Ordered alternatives to run on: a list, whose entries begin with `- cpu:`, `- gpu:`, `- mig:` or `- dra:`.",
+        json_schema_extra=_NOT_A_MAP,
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="Limits and numerics of the engine.")
     resources: ResourcesSpec = Field(default=ResourcesSpec(), description="What a replica on devices requests besides them.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 from pagoda_contracts.launch import DaemonConfig
 
+from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.runner.faulty import FaultyWorker
 from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.device.worker import SimulatedWorker
@@ -37,6 +38,8 @@ def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
         why = not_for_fused_ops(config)
         if why is None:
             return load_worker(config, progress)
+        if config.engine.quantization is not None:
+            raise ConfigRejected(f"quantization {config.engine.quantization} needs the GPU's fused ops: {why}")
         _log.warning("eager torch on a GPU is slow", why=why)
     return ModelWorker.load(config, progress)
 

@@ -30,7 +30,8 @@ from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.fused import FusedDecoder, not_fused
 from pagoda_daemon.model.loader import load_tensors
-from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
+from pagoda_daemon.model.quantised import FORMATS, Format, Quantiser, not_quantised, quantised, quantised_bytes
+from pagoda_daemon.model.weights import Weights, allocate, destinations, linears, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import STEP_FLOOR, KvShape, kv_shape, needs, sampling_bytes
@@ -59,10 +60,14 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
         return f"dtype {engine.dtype}"
     if engine.deterministic:
         return "deterministic"
-    if engine.quantization is not None:
-        return f"quantization {engine.quantization}"
-    spec = read_spec(Path(config.model.path))
-    return not_fused(spec) or _not_compiled(spec, engine, place_of(engine.device))
+    spec, place = read_spec(Path(config.model.path)), place_of(engine.device)
+    return not_fused(spec) or _not_in_format(spec, engine, place) or _not_compiled(spec, engine, place)
+
+
+def _not_in_format(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
+    if engine.quantization is None:
+        return None
+    return not_quantised(spec, engine.quantization, torch.cuda.get_device_capability(place) if place.type == "cuda" else None)
 
 
 def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
@@ -77,6 +82,8 @@ def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) ->
         weights = allocate(trial, _DTYPE)
     for part in destinations(trial, weights).values():
         part.fill_(0)
+    if engine.quantization is not None:
+        weights = quantised(weights, FORMATS[engine.quantization])
     limits = WorkerLimits(1, engine.block_size, _NARROW, engine.block_size)
     try:
         warm(warm_worker(trial, weights, engine, limits, lambda _share: None, graphs=False))
@@ -92,18 +99,16 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     spec, engine = read_spec(directory), config.engine.at(cuda=place.type == "cuda")
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
-    size, memory = weight_bytes(spec, _DTYPE) + _adapters_bytes(config, spec), memory_at(place, host)
+    kind = None if engine.quantization is None else FORMATS[engine.quantization]
+    stored = weight_bytes(spec, _DTYPE) if kind is None else quantised_bytes(spec, _DTYPE, kind)
+    size, memory = stored + _adapters_bytes(config, spec), memory_at(place, host)
     asked = needs(spec, engine, size, _DTYPE.itemsize, gathers=False)
-    if why := _not_kept(engine, place):
-        raise ConfigRejected(why)
     most = kv_shape(engine, replace(asked, step_bytes=0), memory).max_model_len  # refuses at once what can never fit
-    with place:
-        weights = allocate(spec, _DTYPE)
-    load_tensors(directory, destinations(spec, weights), lambda share: progress(_READING * share))
+    weights = _read(directory, spec, place, kind, lambda share: progress(_READING * share))
     step = _measured(spec.within(most), weights, engine, most, lambda: kv_shape(engine, asked, memory))
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
-    name = fingerprint(directory, engine.dtype, "", *_numerics(engine))
+    name = fingerprint(directory, engine.dtype, engine.quantization or "", *_numerics(engine))
     by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
@@ -126,6 +131,17 @@ def _numerics(engine: EngineConfig) -> tuple[str, ...]:
 
 def _kept(engine: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return _KEPT.get(engine.kv_dtype or "", dtype)
+
+
+def _read(directory: Path, spec: ModelSpec, place: torch.device, kind: Format | None, progress: Callable[[float], None]) -> Weights:
+    if kind is None:
+        with place:
+            weights = allocate(spec, _DTYPE)
+        load_tensors(directory, destinations(spec, weights), progress)
+        return weights
+    reading = Quantiser(spec, _DTYPE, place, kind)
+    load_tensors(directory, reading.places, progress, reading.filled)
+    return reading.weights()
 
 
 def _adapters_bytes(config: DaemonConfig, spec: ModelSpec) -> int:
@@ -155,6 +171,8 @@ def warm_worker(
     worker.probe()
     if place.type == "cuda":
         warm(worker)
+        for linear in linears(weights.layers[0]):
+            linear.warm()
     if graphs and place.type == "cuda" and not any(spec.sparse):  # how many tokens an expert gets is read on the host
         _capture(forward, limits.max_model_len, note)
         worker.probe()

@@ -16,7 +16,7 @@ from pagoda_daemon.model.lowrank import Adapted, add_low_rank
 from pagoda_daemon.model.moe import mix_experts
 from pagoda_daemon.model.ops import gated, linear, rms_norm
 from pagoda_daemon.model.rope import rope_table, rotate
-from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
+from pagoda_daemon.model.weights import Layer, Mlp, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +79,21 @@ class Decoder:
     def _attention(self, layer: Layer, head_norm: Tensor | None, hidden: Tensor, place: Place) -> Tensor:
         spec = self.spec
         normed = rms_norm(hidden, layer.attention_norm, spec.norm_eps)
-        fused = add_low_rank(_apply(normed, layer.qkv), normed, place.adapted, place.index, "qkv")
+        fused = add_low_rank(layer.qkv.apply(normed), normed, place.adapted, place.index, "qkv")
         fused = fused.view(hidden.shape[0], -1, spec.head_dim)
         turning, value = torch.split(fused, [spec.heads + spec.kv_heads, spec.kv_heads], dim=1)
         if head_norm is not None:
             turning = rms_norm(turning, head_norm, spec.norm_eps)
         query, key = torch.split(rotate(turning, *place.turn), [spec.heads, spec.kv_heads], dim=1)
         mixed = attend((query, key, value), place.batch, place.kv, place.window).flatten(1)
-        return add_low_rank(_apply(mixed, layer.output), mixed, place.adapted, place.index, "output")
+        return add_low_rank(layer.output.apply(mixed), mixed, place.adapted, place.index, "output")
 
     def _mlp(self, layer: Layer, hidden: Tensor, index: int, adapted: Adapted | None) -> Tensor:
         normed = rms_norm(hidden, layer.mlp_norm, self.spec.norm_eps)
         if isinstance(layer.mlp, Mlp):
-            inner = gated(add_low_rank(_apply(normed, layer.mlp.gate_up), normed, adapted, index, "gate_up"))
-            return add_low_rank(_apply(inner, layer.mlp.down), inner, adapted, index, "down")
+            inner = gated(add_low_rank(layer.mlp.gate_up.apply(normed), normed, adapted, index, "gate_up"))
+            return add_low_rank(layer.mlp.down.apply(inner), inner, adapted, index, "down")
         return mix_experts(normed, layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
-
-
-def _apply(hidden: Tensor, weights: Linear) -> Tensor:
-    return linear(hidden, weights.weight, weights.bias)
 
 
 def _head_norm(spec: ModelSpec, layer: Layer) -> Tensor | None:

@@ -21,9 +21,8 @@ from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Adapted, add_low_rank
 from pagoda_daemon.model.moe import mix_experts
-from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.rope import rope_table
-from pagoda_daemon.model.weights import Layer, Linear, Mlp, Weights
+from pagoda_daemon.model.weights import Layer, Mlp, Weights
 
 _LARGEST_GROUP = 64  # query heads of one key head: the rows of a tile of the narrowest configuration
 
@@ -82,14 +81,14 @@ class FusedDecoder:
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
                 adapted = step.adapted_wanted
-            output = add_low_rank(_apply(mixed, layer.output), mixed, adapted, index, "output")
+            output = add_low_rank(layer.output.apply(mixed), mixed, adapted, index, "output")
             normed = add_rms_norm(output, hidden, layer.mlp_norm, self.spec.norm_eps)
             normed = add_rms_norm(_mlp(layer, normed, adapted, index), hidden, self._norm_behind(index), self.spec.norm_eps)
         return normed
 
     def _mixed(self, index: int, normed: Tensor, where: tuple[Turn, KvPlace], step: FusedStep) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]
-        fused = add_low_rank(_apply(normed, layer.qkv), normed, step.adapted, index, "qkv")
+        fused = add_low_rank(layer.qkv.apply(normed), normed, step.adapted, index, "qkv")
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
         rope_kv_write(fused, *where, self._norms[index], query=query)
         return step.attention.attend(query, where[1], spec.windows[index]).flatten(1)
@@ -106,13 +105,9 @@ def _place(kv: KvCache, layer: int, slots: Tensor) -> KvPlace:
 
 def _mlp(layer: Layer, normed: Tensor, adapted: Adapted | None, index: int) -> Tensor:
     if isinstance(layer.mlp, Mlp):
-        inner = silu_mul(add_low_rank(_apply(normed, layer.mlp.gate_up), normed, adapted, index, "gate_up"))
-        return add_low_rank(_apply(inner, layer.mlp.down), inner, adapted, index, "down")
+        inner = silu_mul(add_low_rank(layer.mlp.gate_up.apply(normed), normed, adapted, index, "gate_up"))
+        return add_low_rank(layer.mlp.down.apply(inner), inner, adapted, index, "down")
     return mix_experts(normed, layer.mlp.experts, layer.mlp.router, layer.mlp.gate_up, layer.mlp.down)
-
-
-def _apply(hidden: Tensor, weights: Linear) -> Tensor:
-    return linear(hidden, weights.weight, weights.bias)
 
 
 def _head_norms(spec: ModelSpec, layer: Layer) -> HeadNorms | None:

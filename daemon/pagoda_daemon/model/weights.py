@@ -5,21 +5,29 @@ Called by the model worker, which hands the map to `model.loader`: each tensor o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pagoda_daemon.model.config import Experts, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """weight [out, in] and bias [out]."""
+    """weight [out, in] and bias [out]. A subclass keeps the weight in another format."""
 
     weight: Tensor
     bias: Tensor | None
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """`rows` [tokens, in] times the weight transposed, plus the bias."""
+        return functional.linear(rows, self.weight, self.bias)
+
+    def warm(self) -> None:
+        """Compile all that `apply` launches, whatever the number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,17 @@ def destinations(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
     for index, layer in enumerate(weights.layers):
         places |= {f"model.layers.{index}.{name}": part for name, part in _layer_places(spec, layer).items()}
     return places
+
+
+def linears(layer: Layer) -> tuple[Linear, ...]:
+    """The linear maps of a layer, but those of experts."""
+    return layer.qkv, layer.output, *((layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Mlp) else ())
+
+
+def with_linears(layer: Layer, made: Callable[[Linear], Linear]) -> Layer:
+    """`layer` with what `made` makes of each of `linears`."""
+    mlp = Mlp(made(layer.mlp.gate_up), made(layer.mlp.down)) if isinstance(layer.mlp, Mlp) else layer.mlp
+    return replace(layer, qkv=made(layer.qkv), output=made(layer.output), mlp=mlp)
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

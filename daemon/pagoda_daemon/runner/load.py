@@ -127,5 +127,5 @@ def _not_native(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> s
 
 def _unquantised(engine: EngineConfig, why: str | None) -> str:
     if engine.quantization not in KINDS:
-        return f"quantization {engine.quantization} is not built yet; available are {', '.join(name for name in KINDS if name)}"
+        return f"quantization {engine.quantization} is not built for CPU; available there is {', '.join(name for name in KINDS if name)}"
     return f"quantization {engine.quantization} needs the CPU's native ops: {why}"

@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from pagoda_fetch.core.errors import Mismatch, Unreachable
+from pagoda_fetch.core.errors import Mismatch
 from pagoda_fetch.core.listing import RemoteFile
+from pagoda_fetch.volume.arriving import Arriving
 from pagoda_fetch.volume.store import PARTIAL, disk_error
 
 _BLOCK: Final = 1024 * 1024
 
 
-class Sink:
+class Sink(Arriving):
     """Takes a file's bytes in order. A write that failed is repeated at its place, so it is never `torn`."""
 
     torn: Final = False
 
     def __init__(self, folder: Path, file: RemoteFile) -> None:
-        self._file = file
+        super().__init__(file)
         self._final = folder / file.name
         self._partial = folder / (file.name + PARTIAL)
         self._stream: BinaryIO | None = None
-        self.offset = 0
         self._hashes: tuple[Any, ...] = ()
 
     def begin(self) -> int:
@@ -73,8 +73,7 @@ class Sink:
 
     def write(self, data: bytes) -> None:
         """Bytes at their place: two writers that both believe to be the only one write the same there."""
-        if self.offset + len(data) > self._file.size:
-            raise Mismatch(f"{self._file.label}: more than the {self._file.size} bytes that were listed")
+        self._expect(len(data))
         try:
             written = 0
             while written < len(data):
@@ -83,15 +82,9 @@ class Sink:
             raise disk_error(error, self._partial.parent) from None
         self._feed(data)
 
-    @property
-    def whole(self) -> bool:
-        """Whether all bytes are there."""
-        return self.offset == self._file.size
-
     def finish(self) -> str:
         """The file under its own name, and its SHA-256; Mismatch, and the file gone, where it is not what was promised."""
-        if not self.whole:
-            raise Unreachable(f"{self._file.label}: ended after {self.offset} of {self._file.size} bytes")
+        self._expect_whole()
         promised = self._file.checksum
         found = self._hashes[-1].hexdigest()
         if promised is not None and found != promised.value:

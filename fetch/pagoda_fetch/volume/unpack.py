@@ -26,6 +26,7 @@ from pagoda_fetch.core.layers import Contents, Part, clean, hides, model, wanted
 from pagoda_fetch.core.limits import Limits
 from pagoda_fetch.core.listing import Layer, Listing, RemoteFile
 from pagoda_fetch.core.tar import Entry
+from pagoda_fetch.volume.arriving import Arriving
 from pagoda_fetch.volume.store import disk_error, read_json, size_of, write_json
 
 TREE: Final = ".model"
@@ -33,14 +34,15 @@ _PLAN: Final = ".model.json"
 _RECORD: Final = "layer.json"
 
 
-class Unpacking:
+class Unpacking(Arriving):
     """Takes a layer's bytes in order, as `Sink` takes a file's. A layer that is whole is kept; any other begins from its beginning."""
 
     def __init__(self, staging: Path, file: RemoteFile, limits: Limits, grew: Callable[[int], None]) -> None:
-        self._staging, self._file, self._limits, self._grew = staging, file, limits, grew
+        super().__init__(file)
+        self._staging, self._limits, self._grew = staging, limits, grew
         self._files: _Files | None = None
         self._hash = hashlib.sha256()
-        self.offset, self.torn = 0, False
+        self.torn = False
 
     def begin(self) -> int:
         """Bytes that need not be fetched again: all or none."""
@@ -61,8 +63,7 @@ class Unpacking:
         """Unpacks them. After a write that failed it is `torn`: only `drop` and `begin` go on."""
         if self.torn:
             raise RuntimeError("written to after a write that failed")
-        if self.offset + len(data) > self._file.size:
-            raise Mismatch(f"{self._file.label}: more than the {self._file.size} bytes that were listed")
+        self._expect(len(data))
         self.torn = True
         try:
             self._opened.archive.feed(data)
@@ -78,15 +79,9 @@ class Unpacking:
             raise RuntimeError("written to before begin()")
         return self._files
 
-    @property
-    def whole(self) -> bool:
-        """Whether all bytes are there."""
-        return self.offset == self._file.size
-
     def finish(self) -> str:
         """The layer's SHA-256, its files kept for good; Mismatch where it is not what was promised."""
-        if not self.whole:
-            raise Unreachable(f"{self._file.label}: ended after {self.offset} of {self._file.size} bytes")
+        self._expect_whole()
         if self._files is not None:
             try:
                 self._verify()

@@ -37,7 +37,7 @@ def facts_of(export: Export, arch: str) -> Facts:
 def identity(export: Export) -> str:
     """All that decides about its binaries and how they are judged: the kernel's source with all that it calls, types, constants, options,
     bands, the version of Triton, and the code that reads the binaries."""
-    kernel = export.kernel.cache_key
+    kernel = export.jit.cache_key
     launch = (
         sorted(export.signature.items()),
         sorted(export.constants.items()),
@@ -54,13 +54,13 @@ def _target(arch: str) -> Any:
 
 def _source(export: Export) -> Any:
     """What a launch gives the compiler: types, constants, and which arguments are multiples of 16, without which no load is wide."""
-    names = list(export.kernel.arg_names)
+    names = list(export.jit.arg_names)
     declared = {**export.signature, **dict.fromkeys(export.constants, "constexpr")}
     if set(names) != set(declared):
         raise ValueError(f"{export.name}: the kernel's parameters are {names}, its export declares {sorted(declared)}")
     aligned = [name for name in names if declared[name].startswith("*") or name in export.aligned]
     return ASTSource(
-        fn=export.kernel,
+        fn=export.jit,
         signature={name: declared[name] for name in names},
         constexprs={(names.index(name),): value for name, value in export.constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.quantised import scales_shape
 from pagoda_kernels.gpu.rows import check_rows
 
@@ -15,6 +16,7 @@ _PART = 4096  # elements of a program: four 128-bit loads of bf16 in flight per 
 _WARPS = 4
 
 
+@cached
 @triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["pairs"])
 def _copy_blocks_kernel(kv, staged, pairs, blocks, BLOCK: tl.constexpr, PART: tl.constexpr, OUT: tl.constexpr):
     """A plane is one layer's keys, or its values: `blocks` blocks of BLOCK elements."""

@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 
 MERGED_AT_ONCE = 32  # items of a row that one step of the merge loads; the next step's are in flight
 
@@ -22,14 +23,14 @@ def _parts(
     return parts, tl.load(sums + heads, mask=items < end, other=-float("inf"))
 
 
+@cached
 @triton.jit(do_not_specialize_on_alignment=["work"])
 def merge_kernel(  # noqa: ANN201 - no types on a device
     partial, sums, out, work,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program writes one head of one row that has no item (zeros) or more than one."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
+    row, head = tl.program_id(0), tl.program_id(1)
     dims = tl.arange(0, D)
     begin = tl.load(work + 1 + row)
     end = tl.load(work + 2 + row)

@@ -6,6 +6,7 @@ in the order of the tokens. The cuts depend on nothing but the row's own length,
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
 from pagoda_kernels.gpu.attend_quantised import attend_quantised, block_ids
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.merge import MERGED_AT_ONCE, merge_kernel
 from pagoda_kernels.gpu.pages import Pages
 from pagoda_kernels.gpu.quantised import check_kv, words
@@ -47,6 +49,7 @@ class Config:
             raise ValueError(f"split must be a multiple of {ALIGN} and of the tile {self.tile}, got {self.split}")
 
 
+@cache
 def decode_config(head_dim: int, itemsize: int, *, amd: bool = torch.version.hip is not None) -> Config:
     """Return the configuration for a head dimension and the bytes of one element of the KV cache."""
     row = triton.next_power_of_2(head_dim) * itemsize
@@ -130,10 +133,8 @@ def _attend(
     return acc, top, tl.sum(total, 1)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "listed", "window"],
-    do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"],
-)
+@cached
+@triton.jit(do_not_specialize=["rows", "listed", "window"], do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"])
 def _decode_kernel(
     query, keys, values, key_scales, value_scales, out, partial, sums,
     tables, table_starts, lengths, work, rows, listed, window,
@@ -202,17 +203,16 @@ def paged_attention_decode(
     _check(query, kv, pages, scratch)
     check_kv(query, kv, scales, pages.block_size)
     out = torch.empty_like(query) if out is None else out
-    rows, heads, head_dim = query.shape
-    kv_heads = kv.shape[2]
+    (rows, heads, head_dim), kv_heads = query.shape, kv.shape[2]
     config = config or decode_config(head_dim, kv.element_size())
-    width, group = triton.next_power_of_2(head_dim), heads // kv_heads
+    width, group, (keys, values) = 1 << (head_dim - 1).bit_length(), heads // kv_heads, kv.unbind(0)
     grid = min(scratch.processors * config.programs, len(scratch.partial) * kv_heads)
     _decode_kernel[(grid,)](
-        query, kv[0], kv[1] if scales is None else words(kv[1]), *((None, None) if scales is None else scales), out,
+        query, keys, values if scales is None else words(values), *((None, None) if scales is None else scales.unbind(0)), out,
         scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
         rows, len(work) - 2 - rows, NO_WINDOW if window is None else window,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=pages.block_size, ALIGNED=ALIGN, SPLIT=config.split,
-        LONG_SPAN=LONG * config.split, TILE=config.tile, M=max(16, triton.next_power_of_2(group)), D=width, EARLY=config.early,
+        LONG_SPAN=LONG * config.split, TILE=config.tile, M=max(16, 1 << (group - 1).bit_length()), D=width, EARLY=config.early,
         SCALED=scales is not None, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     merge_kernel[(rows, heads)](

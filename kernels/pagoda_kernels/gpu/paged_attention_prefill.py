@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pagoda_kernels.gpu.descriptors import described
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.prefill_config import HEAD_DIMS, Config, arch_of, choose_config, quantised_config
 from pagoda_kernels.gpu.quantised import check_kv
 
@@ -76,6 +77,7 @@ def _softmax(score, best, total, scale, WINDOW: tl.constexpr, LIFT: tl.constexpr
     return weight, new_best, total * decay + tl.sum(weight, 1), decay
 
 
+@cached
 @triton.jit(do_not_specialize=["window", "slots"])
 def _paged_attention_prefill_kernel(
     query,
@@ -234,10 +236,11 @@ def paged_attention_prefill(
     descriptors = config.descriptors and config.block_n == pages.block_size
     if len(work) < 2:
         return out
+    keys, values = kv.unbind(0)
     _paged_attention_prefill_kernel[(kv_heads, len(work) // 2)](
         query,
-        kv[1],
-        *(_blocks(one, config.block_n) if descriptors else None for one in kv),
+        values,
+        *((described(keys, config.block_n), described(values, config.block_n)) if descriptors else (None, None)),
         out,
         pages.tables,
         pages.table_starts,
@@ -247,8 +250,8 @@ def paged_attention_prefill(
         window or 0,
         kv.shape[1],
         _LOG2_E / head_dim**0.5,
-        kv[0],
-        *((None, None) if scales is None else scales),
+        keys,
+        *((None, None) if scales is None else scales.unbind(0)),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -268,13 +271,6 @@ def _config(query: Tensor, scales: Tensor | None) -> Config:
     if scales is None:
         return choose_config(query.shape[2], query.dtype, arch_of(query.device))
     return quantised_config(query.shape[2])
-
-
-def _blocks(keys: Tensor, tokens: int) -> TensorDescriptor:
-    """`keys` [slots, kv_heads, head_dim], of which a copy takes `tokens` slots of one head."""
-    slots, kv_heads, head_dim = keys.shape
-    width = kv_heads * head_dim
-    return TensorDescriptor(keys, [slots, width], [width, 1], [tokens, head_dim])
 
 
 def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:

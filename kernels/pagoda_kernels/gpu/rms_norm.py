@@ -6,11 +6,14 @@ Roundings are those of the daemon's torch ops: fp32 inside, the normed value rou
 
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.rows import check_rows
 
 _WARP = 32
@@ -18,6 +21,7 @@ _PER_THREAD = 16  # elements: two 128-bit loads of bf16 per tensor, at 40 regist
 _MOST_WARPS = 32
 
 
+@cached
 @triton.jit
 def _rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
@@ -54,23 +58,26 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
     check_rows((x, residual, out), x.shape, x.dtype)
     check_rows((weight,), (width,), x.dtype)
     if tokens:
-        block = triton.next_power_of_2(width)
-        _rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, ADD=add, num_warps=_warps(block))
+        block, warps = _cut(width)
+        _rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, ADD=add, num_warps=warps)
     return out
 
 
-def _warps(block: int) -> int:
-    return min(max(block // (_WARP * _PER_THREAD), 1), _MOST_WARPS)
+@cache
+def _cut(width: int) -> tuple[int, int]:
+    """Lanes of a row, and warps."""
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // (_WARP * _PER_THREAD), 1), _MOST_WARPS)
 
 
 def _export(width: int, *, add: bool) -> Export:
-    block = triton.next_power_of_2(width)
+    block, warps = _cut(width)
     return Export(
         name=f"{'add_rms_norm' if add else 'rms_norm'}_{width}",
         kernel=_rms_norm_kernel,
         signature=dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"eps": "fp32"},
         constants={"WIDTH": width, "BLOCK": block, "ADD": add},
-        options={"num_warps": _warps(block)},
+        options={"num_warps": warps},
         bands=Bands(registers=64, wide_loads=1.0),
     )
 

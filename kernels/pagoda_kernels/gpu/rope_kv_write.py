@@ -9,6 +9,7 @@ tables need not repeat them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.quantised import LARGEST, check_kv, quantised
 from pagoda_kernels.gpu.rows import check_rows
 
@@ -72,6 +74,7 @@ def _turned(along, across, cos, sin):
     return (left.to(tl.float32) + right.to(tl.float32)).to(dtype)
 
 
+@cached
 @triton.jit(do_not_specialize=["pool"], do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_kv_write_kernel(
     qkv,
@@ -152,7 +155,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     total = heads + 2 * kv_heads
     group, half_block = _cut(total, head_dim)
     if tokens:
-        _rope_kv_write_kernel[(tokens, triton.cdiv(total, group))](
+        _rope_kv_write_kernel[(tokens, -(-total // group))](
             qkv,
             turn.cos,
             turn.sin,
@@ -179,6 +182,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     return query
 
 
+@cache
 def _cut(total: int, head_dim: int) -> tuple[int, int]:
     """Heads of a program, and the lanes of half a head."""
     half_block = triton.next_power_of_2(head_dim // 2)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.draw import WIDTH, first_of, group_of, of_all, of_kept
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.noise import row_keys
 
 CHUNK = 4096  # tokens per program of the scan
@@ -122,6 +123,7 @@ def _no_draws(scratch: SampleScratch) -> Draws:
     return Draws(scratch.peaks, scratch.places, scratch.peaks, scratch.peaks, scratch.places, scratch.places)
 
 
+@cached
 @triton.jit
 def _scan(logits, stride, vocab, temperatures, best_out, place_out, peak_out, chunks, SAMPLED: tl.constexpr):
     """One chunk of one row: its best logit and the group of it; if SAMPLED also the best logit and the mass of each group."""
@@ -146,6 +148,7 @@ def _scan(logits, stride, vocab, temperatures, best_out, place_out, peak_out, ch
             tl.store(place + groups, bulks, mask=group < groups)
 
 
+@cached
 @triton.jit
 def _choose(
     logits, stride, vocab, temperatures, seeds, positions, best_in, place_in, peaks, chunks,

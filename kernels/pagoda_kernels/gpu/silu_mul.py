@@ -10,12 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.rows import check_rows
 
 _BLOCK = 1024  # columns of a program: 8 to a thread of 4 warps, one 128-bit load of bf16 from each half
 _WARPS = 4
 
 
+@cached
 @triton.jit
 def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)  # tokens * 2 * width may exceed 2^31
@@ -41,7 +43,7 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     check_rows((gate_up,), (tokens, 2 * width), gate_up.dtype)
     check_rows((out,), (tokens, width), gate_up.dtype)
     if tokens:
-        _silu_mul_kernel[(tokens, triton.cdiv(width, _BLOCK))](gate_up, out, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS)
+        _silu_mul_kernel[(tokens, -(-width // _BLOCK))](gate_up, out, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS)
     return out
 
 

@@ -2,9 +2,10 @@
 
 `Accesses` knows the tensors of one launch. A fault is an address outside of every one of them (gaps of a strided view are outside), one
 address written twice by one store, and what programs do to one another without an atomic: on a device they run in any order.
+Programs that change the same address by atomics are in order: a later one may touch what an earlier one did before that.
 Lanes that a mask turns off without `other` read NaN, since the device promises nothing about them.
 
-Not modelled: programs that an atomic counter orders (what one wrote and another reads is reported), faults within one program.
+Not modelled: faults within one program, atomics of a weaker order than the default.
 """
 
 from __future__ import annotations
@@ -92,20 +93,22 @@ class Accesses:
 
     def __init__(self) -> None:
         self._views: list[_View] = []
+        self._before: dict[int, frozenset[int]] = {}  # by program: those whose work it may rely on
+        self._passed: dict[tuple[int, int], frozenset[int]] = {}  # by address of an atomic: what those knew that changed it
 
     def begin(self, arguments: Iterator[Tensor]) -> None:
         """A launch over the tensors `arguments`: nothing has been touched."""
         by_storage: dict[int, list[Tensor]] = {}
         for tensor in arguments:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        self._views = []
+        self._views, self._before, self._passed = [], {}, {}
         for tensors in by_storage.values():
             storage = _Storage.of(tensors)
             self._views += [_View.of(tensor, storage) for tensor in tensors]
 
     def read(self, pointers: TensorHandle, mask: TensorHandle) -> None:
         for storage, at in self._touched(pointers, mask, "load"):
-            _refuse("load", "wrote", storage.writer[at], allowed=())
+            _refuse("load", "wrote", storage.writer[at], self._earlier())
             me, seen = _program(), storage.reader[at]
             storage.reader[at] = np.where((seen == 0) | (seen == me), me, _MANY)
 
@@ -113,15 +116,24 @@ class Accesses:
         for storage, at in self._touched(pointers, mask, "store"):
             if (np.diff(np.sort(at)) == 0).any():
                 raise KernelFault(f"store: program {_program() - 1} writes one address twice in one operation")
-            _refuse("store", "wrote", storage.writer[at], allowed=())
-            _refuse("store", "read", storage.reader[at], allowed=())
+            _refuse("store", "wrote", storage.writer[at], self._earlier())
+            _refuse("store", "read", storage.reader[at], self._earlier())
             storage.writer[at] = _program()
 
     def change(self, pointers: TensorHandle, mask: TensorHandle) -> None:
         for storage, at in self._touched(pointers, mask, "atomic"):
-            _refuse("atomic", "wrote", storage.writer[at], allowed=(_ATOMIC,))
-            _refuse("atomic", "read", storage.reader[at], allowed=())
+            _refuse("atomic", "wrote", storage.writer[at], self._earlier() | {_ATOMIC})
+            _refuse("atomic", "read", storage.reader[at], self._earlier())
             storage.writer[at] = _ATOMIC
+            for address in at.tolist():
+                place = storage.base, address
+                known = self._earlier() | self._passed.get(place, frozenset())
+                self._before[_program()] = known
+                self._passed[place] = known | {_program()}
+
+    def _earlier(self) -> frozenset[int]:
+        """The programs whose accesses come before those of the one that runs."""
+        return self._before.get(_program(), frozenset())
 
     def _touched(self, pointers: TensorHandle, mask: TensorHandle, what: str) -> Iterator[tuple[_Storage, NDArray[np.int64]]]:
         """The storages that the lanes touch which `mask` leaves on, and where. A lane belongs to the first argument that holds it."""
@@ -192,10 +204,10 @@ def _program() -> int:
     return int(1 + x + builder.grid_dim[0] * (y + builder.grid_dim[1] * z))
 
 
-def _refuse(what: str, did: str, by: NDArray[np.int32], allowed: tuple[int, ...]) -> None:
+def _refuse(what: str, did: str, by: NDArray[np.int32], allowed: frozenset[int]) -> None:
     """KernelFault where `by` names another program than this one."""
     me = _program()
-    bad = (by != 0) & ~np.isin(by, (me, *allowed))
+    bad = (by != 0) & ~np.isin(by, [me, *allowed])
     if bad.any():
         first = int(by[bad][0])
         who = {_MANY: "several programs", _ATOMIC: "an atomic"}.get(first, f"program {first - 1}")

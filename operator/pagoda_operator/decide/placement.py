@@ -34,6 +34,7 @@ def ask(observed: Observed, spec: InferenceServiceSpec) -> Question:
         now=observed.now,
         sizes=observed.sizes,
         node_deadline=observed.node_deadline,
+        made=frozenset(child.name for kind in (DEPLOYMENTS, CONTROLLER_REVISIONS) for child in observed.of(kind)),
     )
 
 

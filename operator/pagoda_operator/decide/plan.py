@@ -152,7 +152,7 @@ def _unplaced(observed: Observed, spec: InferenceServiceSpec, placement: Placeme
     problem = SpecProblem(NO_ACCELERATOR, placement.why_none) if why is None else SpecProblem(why.reason, why.message)
     read = tuple(inspection.tidy(observed) if why is None else inspection.steps(observed, owner, spec))
     fence = isolate(observed, owner, inspecting=any(isinstance(step, Create) and step.resource == PODS for step in read))
-    draft = Plan((*fence, *read, *trial.steps(observed, None)), placement=placement)
+    draft = Plan((*fence, *read, *trial.steps(observed, None)), placement=placement, again_at=placement.again_at)
     waits = why is not None and not why.stalled
     return _without_conflicts(observed, replace(draft, undecided=why) if waits else replace(draft, problem=problem))
 

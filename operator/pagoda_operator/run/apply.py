@@ -156,11 +156,14 @@ class Repeats:
 
 
 def content_of(write: Write) -> tuple[str, str]:
-    """The object that is written, and a digest of what is written."""
+    """The object that is written, and a digest of what is written. A write that also restores the owner is another one than those before
+    it: it must not wait for them, or the child stays behind if its service is deleted meanwhile."""
     body: Any = None
     match write:
-        case Create(_, manifest) | Apply(_, manifest):
+        case Create(_, manifest):
             body = manifest
+        case Apply(_, manifest):
+            body = [manifest, write.adopts]
         case Annotate(_, annotations):
             body = dict(annotations)
     return f"{write.resource.kind} {write.name}", digest([type(write).__name__, body])

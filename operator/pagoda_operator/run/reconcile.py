@@ -297,4 +297,4 @@ class Reconciler:
 def _adopts(write: Write) -> bool:
     """Whether it restores a child's owner reference. The garbage collector removes these if a service is deleted without its children, and
     the deletion may not be cached yet. A child that had its owner back would be deleted with it."""
-    return isinstance(write, Apply) and write.live.controller is None
+    return isinstance(write, Apply) and write.adopts

@@ -1,4 +1,4 @@
-"""A service whose model comes from a hub: fetched by the sidecar before the daemon starts, verified, served; inspected for devices."""
+"""A service whose model comes from a hub: fetched by the sidecar before the daemon starts, verified, served; inspected before."""
 
 import json
 from datetime import datetime
@@ -64,6 +64,10 @@ def test_a_model_from_a_hub_is_fetched_once_over_a_cut_and_serves(pagoda, namesp
     assert sum(seconds for phase, seconds in start.items() if phase.endswith("Seconds")) == (ready - created).total_seconds()
     log = pagoda.cluster.kubectl("logs", pod["metadata"]["name"], "-n", namespace, "-c", "fetch")
     assert "hub-token" not in log + json.dumps(pod["status"])
+    kept = json.loads(pagoda.get("configmap", "fetched-model", "-n", namespace)["data"]["model.json"])
+    (daemon,) = pod["spec"]["containers"]
+    disk = daemon["resources"]["requests"]["ephemeral-storage"]
+    assert (kept["revision"], disk) == (hub.commit, f"{1024 + -(-kept['bytes'] // 2**20)}Mi"), "inspected before it was fetched"
 
 
 def test_a_model_that_is_not_there_stalls_with_the_sidecars_words(pagoda, namespace, profile):

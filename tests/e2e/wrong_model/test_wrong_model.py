@@ -43,7 +43,7 @@ def test_a_missing_claim_or_secret_is_named_while_it_is_waited_for(pagoda, names
     pagoda.apply(namespace, service("keyless", model=model, credentials=[{"name": "hub", "secretRef": {"name": "gone"}}]))
     line = named(pagoda, namespace, "keyless", "spec.credentials[0].secretRef.name")
     at = time.time()
-    assert (line.reason, 'secret "gone" not found' in line.message) == ("FailedMount", True)
+    assert (line.reason, 'secret "gone" not found' in line.message) == ("InspectingModel", True)
     first = min(event["firstTimestamp"] for event in pagoda.get("events", "-n", namespace, MOUNTS)["items"] if "gone" in event["message"])
     # The kubelet writes whole seconds.
     print(f"FailedMount has its field {at - datetime.fromisoformat(first).timestamp():.1f} s after the kubelet's first Event")

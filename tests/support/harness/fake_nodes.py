@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pagoda_devcluster.gpus import devices, dra, labels, layout
 from pagoda_devcluster.gpus.layout import NodeClass
@@ -75,9 +76,9 @@ def reported_by_inspection(real: Real, code: int = 0, message: str = REPORT) -> 
     return pod
 
 
-def inspected(real: Real) -> Body:
-    """A model of 1.2 B parameters; the pod that told it is gone."""
-    pod = reported_by_inspection(real)
+def inspected(real: Real, config: Any = LLAMA_CONFIG) -> Body:
+    """A model of 1.2 B parameters, or another one; the pod that told it is gone."""
+    pod = reported_by_inspection(real, message=json.dumps({"config": config}))
     eventually(lambda: inspecting(real) is None, "the inspecting pod gone")
     return pod
 

@@ -24,6 +24,16 @@ LLAMA_CONFIG = {
     "tie_word_embeddings": True,
     "head_dim": 64,
 }
+# Of a few kilobytes: it fits wherever a daemon starts.
+SMALL_CONFIG = LLAMA_CONFIG | {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "head_dim": 16,
+}
 ENGINE = {"maxModelLen": 4096, "maxConcurrency": 8}
 MIXED = node("a", H100, whole(2), cut(2, p3g_40gb=1, p2g_20gb=1, p1g_10gb=2))
 

@@ -27,7 +27,7 @@ from support.harness.fake_daemons import FakeDaemons
 from support.harness.harness import Harness
 from support.harness.inventories import H100, gpu, inventory, mig, node, whole
 from support.harness.inventories import pod as holder
-from support.harness.placing import MIXED
+from support.harness.placing import MIXED, SMALL_CONFIG, inspected
 from support.harness.placing import harness as inspected_harness
 from support.judges.kstatus import Verdict
 from support.kube.fake_api import (
@@ -77,7 +77,7 @@ def _made(make: Callable[[], Harness]) -> Body:
 def pods(*statuses: Body, **spec: Any) -> Callable[[], Harness]:
     def make() -> Harness:
         harness = Harness(replicas=len(statuses), **spec)
-        harness.begin(f"{len(statuses)} {spec}", harness.settle)
+        harness.begin(f"{len(statuses)} {spec}", lambda: ("model" in spec and inspected(harness, SMALL_CONFIG), harness.settle()))
         for pod, status in zip(harness.api.of(PODS), statuses, strict=True):
             pod["status"] = status
         harness.settle()
@@ -114,6 +114,7 @@ def then(make: Callable[[], Harness], change: Callable[[Harness], None]) -> Call
 def no_secret() -> Harness:
     """The kubelet finds no Secret of the name that the service gives."""
     harness = Harness(model=HUB | {"credential": "hub"}, credentials=[{"name": "hub", "secretRef": {"name": "hf-token"}}])
+    inspected(harness, SMALL_CONFIG)
     harness.settle()
     (pod,) = harness.api.of(PODS)
     pod["status"] = unmounted("2026-01-01T00:00:00Z")

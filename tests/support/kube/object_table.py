@@ -228,6 +228,7 @@ _SERVICES = [
     bad(SERVICE, _ACC, [], "should have at least 1 items"),
     bad(SERVICE, _ACC, GONE, _NEEDED),
     bad(SERVICE, _ACC, "cpu", "must be of type array"),
+    bad(SERVICE, _ACC, CPU, "a list: begin each entry with '- ', such as '- cpu:'"),
     bad(SERVICE, _ACC, [CPU] * 9, "must have at most 8 items"),
     bad(SERVICE, f"{_ACC}[0]", {}, "exactly one kind; accepted: gpu, mig, dra, cpu"),
     bad(SERVICE, f"{_ACC}[0].cpu", CPU["cpu"], "exactly one kind; accepted: gpu, mig, dra, cpu", f"{_ACC}[0]"),

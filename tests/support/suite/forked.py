@@ -1,14 +1,16 @@
 """`--fork N`: N workers that are forked once the tests are collected, and take a file of tests at a time.
 
-A worker of xdist collects for itself: 14 s of CPU each, most of it imports of what the unit tests test. Here it is done once, and what was
-imported is shared memory. For tests that run in Python only: a thread that was started while tests were collected is not in a worker.
+A worker of xdist collects for itself, which takes 8 s (tests on a cluster) to 18 s of CPU each, most of it imports. Here it is done once,
+and what was imported is shared memory. A thread that was started while tests were collected is not in a worker, so there may be none.
+
+A worker that is to stop (Ctrl-C, -x, a runner that is no more) ends its test's fixtures first, as they may be clusters.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
-import signal
 import threading
 import traceback
 import warnings
@@ -49,6 +51,7 @@ class Forked:
             raise pytest.UsageError(f"--fork: no worker would have the threads that were started while tests were collected: {threads}")
         groups = deque(_groups(session.items))
         _tables()
+        gc.freeze()  # a collection in a worker would copy the pages of all that was imported
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  one for all
         workers: list[_Worker] = []
         try:
@@ -58,7 +61,8 @@ class Forked:
         finally:
             for worker in workers:
                 worker.connection.close()
-                _stop(worker)
+            for worker in workers:
+                _wait(worker)
         return True
 
 
@@ -86,8 +90,10 @@ def _collect(session: pytest.Session, workers: list[_Worker], groups: deque[list
             except (EOFError, ConnectionError):
                 del at_work[worker.connection]
                 _ended(session, worker)
-        if session.shouldfail or session.shouldstop:
-            groups.clear()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
 
 
 def _take(session: pytest.Session, worker: _Worker, message: Any, groups: deque[list[int]]) -> None:
@@ -102,12 +108,10 @@ def _take(session: pytest.Session, worker: _Worker, message: Any, groups: deque[
             session.config.hook.pytest_runtest_logreport(report=report)
 
 
-def _stop(worker: _Worker) -> None:
-    """One that is still at work, after Ctrl-C; the others were waited for."""
-    with suppress(ProcessLookupError, ChildProcessError):
-        if os.waitpid(worker.pid, os.WNOHANG) == (0, 0):
-            os.kill(worker.pid, signal.SIGTERM)
-            os.waitpid(worker.pid, 0)
+def _wait(worker: _Worker) -> None:
+    """One that is still at work finds its connection closed when it has a test's reports, and ends what its fixtures started."""
+    with suppress(ChildProcessError):
+        os.waitpid(worker.pid, 0)
 
 
 def _ended(session: pytest.Session, worker: _Worker) -> None:
@@ -140,6 +144,8 @@ def _fork(session: pytest.Session, workers: list[_Worker]) -> None:
             end.close()
         _work(session, theirs, name)
         code = 0
+    except (KeyboardInterrupt, ConnectionError, EOFError):
+        pass  # the runner says why all end
     except BaseException:
         traceback.print_exc()
         raise
@@ -151,9 +157,15 @@ def _work(session: pytest.Session, connection: Connection, name: str) -> None:
     """Runs tests until there are none."""
     _move_in(session.config, name)
     session.config.pluginmanager.register(_Reports(session.config, connection))
-    tests = _given(session.items, connection)
+    try:
+        _play(session, _given(session.items, connection))
+    finally:
+        session._setupstate.teardown_exact(None)
+
+
+def _play(session: pytest.Session, tests: Iterator[pytest.Item]) -> None:
     test = next(tests, None)
-    while test is not None:
+    while test is not None and not session.shouldfail:
         following = next(tests, None)
         session.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
         test = following

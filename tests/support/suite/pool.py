@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 # One Pagoda is installed for all scenarios, and one kubelet node stands for the tests of the dev cluster. The latter compare every path of
 # the machine that a node could leave behind. Images that a scenario builds meanwhile lie in Pagoda's cache folder.
@@ -38,13 +37,6 @@ def longest_first(nodeids: list[str]) -> Callable[[str], tuple[int, int, str]]:
         return rank, -sizes[group], group
 
     return key
-
-
-class Groups(LoadScopeScheduling):
-    """Hands whole groups to workers, in the order of the collection."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
 
 
 class Budget(NamedTuple):

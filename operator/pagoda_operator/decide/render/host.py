@@ -48,16 +48,18 @@ def check(spec: dict[str, Any], wished: dict[str, Any]) -> None:
             raise SpecProblem(INVALID_SPEC if by_service else INVALID_PROFILE, message)
 
 
-def check_memory(spec: dict[str, Any], overlay: dict[str, Any], entry: str) -> None:
-    """SpecProblem if a memory limit is below what its container takes without a model: the kernel would kill it at each start.
+def check_memory(spec: dict[str, Any], overlay: dict[str, Any], entry: str, weights: int) -> None:
+    """SpecProblem if a memory limit is below what its container takes: the kernel would kill it at each start.
 
-    `overlay`: the service's podTemplate. `entry`: the field of the service that limits the daemon on CPU; empty on devices.
+    `overlay`: the service's podTemplate. `entry`: the field of the service that limits the daemon on CPU; empty on devices. `weights`:
+    bytes of the model.
     """
+    held = weights if _model_volume(spec).get("medium") == "Memory" else 0
     own = {written(path) for path in leaves(overlay)} if overlay else set()
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind) or ():
             limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-            if why := too_little(container["name"], _bytes(limit)):
+            if why := too_little(container["name"], _bytes(limit), cuda=not entry, held=held):
                 path = f"spec.{kind}[{container['name']}].resources.limits.memory"
                 by_entry = entry if container["name"] == CONTAINER_DAEMON else ""
                 field = by_entry or f"podTemplate.{path} of the {'service' if path in own else 'profile'}"
@@ -66,8 +68,14 @@ def check_memory(spec: dict[str, Any], overlay: dict[str, Any], entry: str) -> N
 
 def _on_scratch(spec: dict[str, Any]) -> bool:
     """Whether the model lies on the pod's scratch disk: not on a claim, not in memory, not on what a profile mounts in its place."""
+    volume = _model_volume(spec)
+    return bool(volume) and volume["medium"] != "Memory"
+
+
+def _model_volume(spec: dict[str, Any]) -> dict[str, Any]:
+    """The emptyDir that the model is fetched to, its medium said; empty if there is none."""
     volume: dict[str, Any] = next((one for one in spec.get("volumes") or () if one["name"] == _MODEL), {})
-    return "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory"
+    return {"medium": "", **(volume["emptyDir"] or {})} if "emptyDir" in volume else {}
 
 
 def _bytes(text: Any) -> float:

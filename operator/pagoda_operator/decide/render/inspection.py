@@ -47,6 +47,8 @@ _CREDENTIAL_VOLUME: Final = "pagoda-credential"
 # not used, because it is checked only when there is a replica.
 _PROFILE_FIELDS: Final = ("tolerations", "nodeSelector", "imagePullSecrets")
 _POD_FIELDS: Final = (*_PROFILE_FIELDS, "serviceAccountName", "hostAliases", "dnsConfig", "dnsPolicy")
+# Seconds that an entry on CPU waits for the pod. A replica there needs no more than what the pod may lack: a node, an image, the source.
+_PATIENCE_S: Final = 120.0
 _SIDECAR_FIELDS: Final = ("env", "envFrom", "imagePullPolicy")
 
 
@@ -70,15 +72,14 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     ended = _last_end(pod) if pod else {}
     why = str(ended.get("message") or "no reason given").strip()
     if ended.get("exitCode") == EXIT_PERMANENT:
-        return Inspection(unknown=Undecided(MODEL_REJECTED, f"the model cannot be inspected: {why}", stalled=True))
+        return Inspection(unknown=Undecided(MODEL_REJECTED, f"the model cannot be inspected: {why}", stalled=True, until=0.0))
     if ended.get("exitCode") == 0 and not is_report(why):
-        return Inspection(
-            unknown=Undecided(MODEL_REJECTED, f"the inspection reported something that is not a model: {why[:200]}", stalled=True)
-        )
+        said = f"the inspection reported something that is not a model: {why[:200]}"
+        return Inspection(unknown=Undecided(MODEL_REJECTED, said, stalled=True, until=0.0))
     failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
-    since = parse_pod(pod.body).created if pod else 0.0
     said = f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"
-    return Inspection(unknown=Undecided(INSPECTING_MODEL, said, since=since))
+    since = parse_pod(pod.body).created if pod else 0.0
+    return Inspection(unknown=Undecided(INSPECTING_MODEL, said, since=since, until=since + _PATIENCE_S if pod else None))
 
 
 def _obstacle(observed: Observed, live: Child | None) -> str:

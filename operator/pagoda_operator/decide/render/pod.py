@@ -136,7 +136,7 @@ def pod_template(inputs: Inputs) -> dict[str, Any]:
     _check_kept(merge(base, overlay), result, INVALID_PROFILE, "the profile's")
     result = host.with_requests(result, inputs.accelerator, inputs.resolved, inputs.weights)
     host.check(result["spec"], devices.chosen(inputs.spec.resources))
-    host.check_memory(result["spec"], overlay, _memory_field(inputs))
+    host.check_memory(result["spec"], overlay, _memory_field(inputs), inputs.weights)
     return devices.on_devices(result, inputs.accelerator, inputs.resolved, inputs.revision.name)
 
 

@@ -48,6 +48,11 @@ class Apply(_OfLive):
     edits: tuple[Edit, ...] = ()
 
     @property
+    def adopts(self) -> bool:
+        """Whether it restores the owner reference, without which a child outlives its service."""
+        return self.live.controller is None
+
+    @property
     def replacement(self) -> list[dict[str, Any]]:
         """A JSON patch that replaces the whole spec; empty if server-side apply is enough.
 

@@ -111,7 +111,7 @@ def _offers(spec: ServingProfileSpec) -> Iterator[str]:
     if spec.images.fetch is None:
         yield "Models are on claims only, because images.fetch is not set."
     elif not spec.egress:
-        yield "Models are on claims only, because egress allows no network."
+        yield "Models are on claims only, because the profile's egress allows no network."
     else:
         yield "Models are on claims or fetched."
     more = f" and {len(spec.allow) - _MOST_PATHS} more paths" if len(spec.allow) > _MOST_PATHS else ""

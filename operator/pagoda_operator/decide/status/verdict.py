@@ -50,11 +50,13 @@ def verdict(observed: Observed, plan: Plan) -> Verdict:
 
 
 def _verdict(observed: Observed, plan: Plan) -> Verdict:
-    if plan.undecided is not None:
-        message = clean(plan.undecided.message) + _field_of(observed.spec, plan.undecided.message)
-        return Verdict("reconciling", plan.undecided.reason, message + waiting(plan.undecided.since) + _serving(observed, plan))
     if plan.problem is not None:
         return Verdict("stalled", plan.problem.reason, clean(plan.problem.message) + _serving(observed, plan))
+    if (awaited := plan.undecided) is not None:
+        then = f"at {stamp(awaited.until)} the replicas start without it" if awaited.until is not None else NO_DEADLINE
+        message = clean(awaited.message) + _field_of(observed.spec, awaited.message) + waiting(awaited.since, then)
+        reason, said = (reasons.FORBIDDEN, plan.denied) if plan.denied else (awaited.reason, message)
+        return Verdict("reconciling", reason, said + _serving(observed, plan))
     if (found := _rollout(observed, plan)) is not None:
         return found
     pods = _current(observed, plan)

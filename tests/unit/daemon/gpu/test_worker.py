@@ -10,11 +10,12 @@ from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
-from pagoda_daemon.gpu import attending, load
+from pagoda_daemon.gpu import attending, load, staging
 from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
 from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
+from pagoda_daemon.model import files
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
@@ -27,6 +28,7 @@ from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import device
+from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
 
 pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
@@ -326,9 +328,9 @@ def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
-    staging = Staging(torch.device(device()))
+    staged = Staging(torch.device(device()))
     for size in (3, 100_000, 5):
-        sent = staging.send(
+        sent = staged.send(
             {"a": np.arange(size, dtype=np.int64), "b": np.arange(size, dtype=np.float32), "c": np.arange(1, dtype=np.int32)}
         )
         assert [sent[name].dtype for name in "abc"] == [torch.int64, torch.float32, torch.int32]
@@ -350,3 +352,7 @@ def test_rows_that_feed_one_token_lead_until_the_first_that_feeds_more():
     batch = Batch(prompts(200, (1, 9, 1)))
     assert leading(batch.step((1, 0, 0))) == 1
     assert leading(batch.step((1, 9, 1))) == 1
+
+
+def test_sizing_counts_the_buffers_of_the_host_that_a_daemon_on_a_device_makes():
+    assert STAGED == files._STAGING + staging._BUFFERS * 4 * staging._WORDS

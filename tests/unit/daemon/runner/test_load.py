@@ -167,5 +167,5 @@ def test_what_the_native_ops_cannot_do_torch_does_and_int8_is_refused(
 
 @pytest.mark.parametrize("name", ["fp8", "int4", "nvfp4"])
 def test_formats_that_are_not_built_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigRejected, match=f"quantization {name} is not built yet; available are int8"):
+    with pytest.raises(ConfigRejected, match=f"quantization {name} is not built for CPU; available there is int8"):
         load(tmp_path, quantization=name)

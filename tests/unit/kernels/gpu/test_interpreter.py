@@ -276,6 +276,22 @@ def test_atomics_are_no_race_but_a_read_beside_them_is():
 
 
 @triton.jit
+def last_sums(x_ptr, kept_ptr, counter_ptr, out_ptr, COUNTS: tl.constexpr):
+    program = tl.program_id(0)
+    tl.store(kept_ptr + program, tl.load(x_ptr + program))
+    arrived = tl.atomic_add(counter_ptr, 1) if COUNTS else program
+    if arrived == 3:
+        tl.store(out_ptr, tl.sum(tl.load(kept_ptr + tl.arange(0, 4))))
+
+
+def test_a_counter_orders_the_programs_that_it_counts():
+    last_sums[(4,)](torch.ones(4), torch.empty(4), torch.zeros(1, dtype=torch.int32), out := torch.empty(1), True)
+    assert out.item() == 4
+    with pytest.raises(KernelFault, match="load: program 3 touches what program 0 wrote"):
+        last_sums[(4,)](torch.ones(4), torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1), False)
+
+
+@triton.jit
 def without_other(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < width))

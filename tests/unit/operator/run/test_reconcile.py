@@ -183,6 +183,18 @@ def test_a_write_that_waits_is_due_by_itself():
     assert again == UNDONE_DELAYS[1]
 
 
+def test_a_child_that_loses_its_owner_in_the_midst_of_a_fight_gets_it_back_at_once():
+    harness, _ = at_rest()
+    for _ in range(len(UNDONE_DELAYS)):
+        edit(harness, lambda body: body["spec"].update(replicas=9))
+        harness.run()
+    assert harness.api.of(DEPLOYMENTS)[0]["spec"]["replicas"] == 9, "the fight is slow by now"
+    edit(harness, lambda body: body["metadata"].pop("ownerReferences"))
+    harness.run()
+    harness.run()  # who adopts reads again first
+    assert harness.api.of(DEPLOYMENTS)[0]["metadata"]["ownerReferences"]
+
+
 def test_repeats_are_forgotten_after_a_quiet_time_and_a_clock_that_was_set_back_does_not_hold_them():
     repeats, key = Repeats(), Key("ns", "a")
     for moment in (100.0, 100.0, 200.0):

@@ -1,12 +1,14 @@
 """Services on CPU: a model that its own memory can never hold, nodes that have no room, and what is asked of a list for nothing."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from pagoda_contracts.names import COMPONENT_INSPECT, LABEL_COMPONENT
+from pagoda_contracts.names import COMPONENT_INSPECT, EXIT_PERMANENT, LABEL_COMPONENT
 from pagoda_contracts.resources.placement import CpuAccelerator
+from pagoda_operator.api.errors import Denied
 from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
 from pagoda_operator.watch.caches import Caches, InventoryView
 from pagoda_placement.fit import largest, too_small
@@ -16,7 +18,7 @@ from pagoda_sizing.replica import Judged
 from support.harness.fake_scheduler import refuse
 from support.harness.harness import Harness
 from support.harness.inventories import CPU, H100, LLAMA8, gpu, inventory, node, plain_node, whole
-from support.harness.placing import ENGINE, bind, inspected, placement, template
+from support.harness.placing import ENGINE, LLAMA_CONFIG, bind, inspected, placement, template
 
 UNHEARD_OF = "hf://nobody/has-heard-of"
 LACKS = "0/3 nodes are available: 3 Insufficient cpu."
@@ -171,7 +173,8 @@ def test_cpu_entry_without_a_node_is_given_up_after_fallback_after():
 
 
 def test_given_up_entry_is_not_tried_again_during_an_inspection():
-    made = harness(CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    entries = CPU | {"fallbackAfter": "5m"}, cores("4", "16Gi", fallbackAfter="5m"), gpu("H100")
+    made = harness(*entries, model="pvc://models/unheard-of", there=EMPTY)
     made.settle()
     for _ in range(2):
         refuse(made, words=LACKS)
@@ -252,8 +255,9 @@ def inspections(made):
 
 
 @pytest.mark.parametrize("entries", [[CPU], [CPU, gpu("H100")], [CPU | {"fallbackAfter": "5m"}, gpu("H100")]])
-def test_service_on_cpu_is_not_inspected(entries):
-    made = harness(*entries, model=UNHEARD_OF, there=EMPTY)
+@pytest.mark.parametrize("model", ["pvc://models/tiny", LLAMA8])
+def test_service_on_cpu_is_not_inspected_if_nothing_is_fetched_or_the_model_is_published(entries, model):
+    made = harness(*entries, model=model, there=EMPTY)
     made.settle()
     assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
     refuse(made, words=LACKS)
@@ -270,7 +274,7 @@ def test_entries_after_an_endless_wait_on_cpu_are_not_judged(monkeypatch):
 
 
 def test_service_that_falls_back_from_cpu_to_devices_is_inspected_then():
-    made = harness(CPU | {"fallbackAfter": "5m"}, gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made = harness(CPU | {"fallbackAfter": "5m"}, gpu("H100"), model="pvc://models/unheard-of", there=EMPTY)
     made.settle()
     refuse(made, words=LACKS)
     since = placement(made)["waiting"]["since"]
@@ -292,6 +296,118 @@ def test_device_changes_do_not_requeue_a_service_that_waits_for_cores():
     made.operator._dependencies = replace(made.operator._dependencies, triggers=triggers)
     made.run()
     assert reported == [False]
+
+
+# A model that is fetched is inspected before
+
+
+def report(made, code=0, message=""):
+    """How the inspecting container ended."""
+    (pod,) = [body for body in made.api.of(PODS) if body["metadata"]["labels"].get(LABEL_COMPONENT) == COMPONENT_INSPECT]
+    ended = {"terminated": {"exitCode": code, "message": message}}
+    pod["status"] = {"containerStatuses": [{"name": "inspect", **({"lastState": ended, "state": {}} if code else {"state": ended})}]}
+    made.settle()
+
+
+def unheard_of(*entries, **spec):
+    made = harness(*(entries or [CPU]), model=UNHEARD_OF, there=EMPTY, **spec)
+    made.settle()
+    return made
+
+
+@pytest.mark.parametrize("entries", [[CPU], [CPU, gpu("H100")], [gpu("L40S"), CPU]])
+def test_a_model_is_inspected_before_it_is_fetched_on_cpu(entries):
+    made = unheard_of(*entries)
+    assert (made.reason(), made.names(DEPLOYMENTS), len(inspections(made))) == ("InspectingModel", [], 1)
+    assert message(made).endswith("; waiting since 2026-01-01T00:00:00Z; at 2026-01-01T00:02:00Z the replicas start without it")
+    report(made, message=json.dumps({"config": LLAMA_CONFIG, "bytes": 3 << 30}))
+    assert (inspections(made), placement(made)["chosen"][:3], made.reason()) == ([], "cpu", "Scheduling")
+    assert template(made)["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "4096Mi"
+
+
+@pytest.mark.parametrize(
+    ("config", "memory", "reason", "says"),
+    [
+        ({"model_type": "novel"}, "32Gi", "ModelRejected", "no daemon serves this model: model_type 'novel' is not served"),
+        ({"auto_map": True}, "32Gi", "ModelRejected", "config.json has auto_map"),
+        ({"quantization_config": {"quant_method": "awq"}}, "32Gi", "ModelRejected", "its weights are stored as 'awq'"),
+        ({"head_dim": 63}, "32Gi", "ModelRejected", "head_dim 63 is odd"),
+        ({}, "2Gi", "NoAccelerator", "cpu[0]: needs 2.8 GiB for weights + 1 request at 4,096 tokens, has 2.0 GiB"),
+    ],
+)
+def test_what_cannot_be_served_on_cpu_is_refused_before_a_pod_fetches_it(config, memory, reason, says):
+    made = unheard_of(cores("8", memory))
+    report(made, message=json.dumps({"config": LLAMA_CONFIG | config}))
+    assert (made.reason(), made.names(DEPLOYMENTS), made.api.of(PODS)) == (reason, [], [])
+    assert says in message(made, "Stalled")
+
+
+def test_an_entry_on_cpu_that_is_too_small_for_an_inspected_model_is_passed_over():
+    made = unheard_of(cores("8", "2Gi"), gpu("H100"))
+    report(made, message=json.dumps({"config": LLAMA_CONFIG}))
+    assert (placement(made)["chosen"], placement(made)["rejected"][0]["accelerator"]) == ("gpu[1]", "cpu[0]")
+
+
+def test_an_inspection_without_an_answer_keeps_no_service_on_cpu_from_its_start():
+    made = unheard_of()
+    report(made, 1, "Unreachable: huggingface.co: no route to host")
+    assert (made.names(DEPLOYMENTS), made.run().again) == ([], 120.0)
+    assert "will be repeated: Unreachable" in message(made)
+    made.later += timedelta(seconds=119)
+    made.settle()
+    assert made.names(DEPLOYMENTS) == []
+    made.later += timedelta(seconds=1)
+    made.settle()
+    assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
+    made.api.journal.clear()
+    made.restart()
+    made.settle()
+    assert made.api.journal == []
+
+
+@pytest.mark.parametrize(("code", "words"), [(EXIT_PERMANENT, "NotFound: nobody/has-heard-of"), (0, "killed")])
+def test_a_refused_inspection_leaves_the_word_on_cpu_to_the_sidecar(code, words):
+    """It may be told of another hub than the pod, by the service's podTemplate."""
+    made = unheard_of()
+    report(made, code, words)
+    assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
+
+
+def test_a_denied_inspection_is_said():
+    made = harness(CPU, model=UNHEARD_OF)
+    made.api.refuse["Pod"] = Denied("pods is forbidden: exceeded quota")
+    with pytest.raises(Denied):
+        made.settle()
+    assert (made.reason(), "exceeded quota" in message(made)) == ("Forbidden", True)
+
+
+def test_what_an_operator_before_placed_on_cpu_waits_for_no_inspection(monkeypatch):
+    """Nor does it get another revision, whether it serves, starts, sleeps, wakes or lost its Deployment."""
+    with monkeypatch.context() as before:
+        before.setattr("pagoda_placement.place._must_know", lambda *_: None)
+        made = unheard_of()
+    (name,) = made.names(DEPLOYMENTS)
+    for step in (
+        made.restart,
+        lambda: bind(made),
+        lambda: made.edit(replicas=0),
+        lambda: made.edit(replicas=1),
+        lambda: made.api.objects.pop((DEPLOYMENTS.kind, "ns", name)),
+    ):
+        step()
+        made.settle()
+        assert (inspections(made), made.names(DEPLOYMENTS)) == ([], [name])
+
+
+def test_another_model_on_cpu_is_inspected_while_the_old_one_serves():
+    made = unheard_of()
+    report(made, message=json.dumps({"config": LLAMA_CONFIG}))
+    bind(made)
+    before = made.names(DEPLOYMENTS)
+    made.edit(model={"uri": "hf://nobody/has-heard-of-this"})
+    made.settle()
+    assert (made.reason(), made.names(DEPLOYMENTS)) == ("InspectingModel", before)
+    assert "continues to serve" in message(made)
 
 
 # The largest nodes

@@ -18,6 +18,7 @@ from pagoda_operator.decide.render.trial_pod import trial_pod
 from pagoda_placement.revision import identify
 from support.clients.fetching import TAKEN, Fetcher, contents, model_files
 from support.harness.harness import Harness
+from support.harness.placing import SMALL_CONFIG, inspected
 from support.kube.fake_api import fetching, profile_body, running
 from support.servers.fetch_hub import COMMIT, running_hub
 
@@ -195,6 +196,7 @@ def test_fields_used_by_the_fetch_are_not_reported_as_ignored():
 
 def harness_with(status):
     harness = Harness(model=HUB, credentials=SECRETS)
+    inspected(harness, SMALL_CONFIG)
     harness.settle()
     for pod in harness.api.of(PODS):
         pod["status"] = copy.deepcopy(status)
@@ -241,6 +243,7 @@ def test_a_profile_that_gets_its_image_unblocks_the_service():
     harness.settle()
     assert harness.reason() == "InvalidProfile"
     harness.api.put(PROFILES, profile_body())
+    inspected(harness, SMALL_CONFIG)
     harness.settle()
     harness.make_ready()
     assert harness.reason() == "Available"

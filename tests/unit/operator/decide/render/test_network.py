@@ -234,7 +234,7 @@ def test_policy_of_another_owner_is_not_taken_over():
 
 def test_revision_that_fetches_keeps_its_egress_until_it_is_gone():
     """Else a replica of it that is made anew, or a rollout that is turned back, has no model."""
-    api = harness(model={"uri": "hf://org/model"})
+    api = harness(model={"uri": TINY}, accelerators=[CPU])
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     run(api, OURS)
     assert api.of(NETWORK_POLICIES)[0]["spec"]["egress"]
@@ -250,7 +250,7 @@ def test_revision_that_fetches_keeps_its_egress_until_it_is_gone():
 
 
 def test_profile_that_closes_egress_applies_to_a_service_that_cannot_be_placed():
-    api = harness(model={"uri": "hf://org/model"})
+    api = harness(model={"uri": TINY}, accelerators=[CPU])
     api.edit(PROFILES, "", "default", lambda body: body["spec"]["images"].update(fetch="localhost/fetch:1"))
     run(api, OURS)
     api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(accelerators=[mig("1g.11gb")]))
@@ -286,7 +286,7 @@ def test_inspection_policy_exists_from_before_its_pod_until_the_pod_is_gone(uri,
     written = len(api.journal)
     look(api)
     assert len(api.journal) == written
-    api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(accelerators=[CPU]))
+    api.edit(SERVICES, "ns", "tiny", lambda body: body["spec"].update(accelerators=[CPU], model={"uri": TINY}))
     look(api, times=6)
     gone = [(kind, name) for verb, kind, name in api.journal if verb == "delete"]
     assert gone.index(("Pod", pod)) < gone.index(("NetworkPolicy", "tiny.inspect"))

@@ -17,7 +17,7 @@ from pagoda_operator.decide.render.pod import Inputs, pod_template
 from pagoda_placement.result import Resolved
 from pagoda_placement.revision import identify
 from pagoda_placement.terms import terms_of
-from pagoda_sizing.host import DAEMON_LEAST
+from pagoda_sizing.host import DAEMON_LEAST, process_memory
 from support.harness.inventories import CPU, gpu, mig
 from support.harness.platforms import default_profile
 
@@ -117,10 +117,29 @@ def test_a_memory_limit_that_the_processes_alone_exceed_is_named_with_its_field(
     assert refused.value.reason.name == reason
 
 
-def test_a_memory_limit_that_holds_the_processes_is_left_to_the_daemon():
-    least = f"{DAEMON_LEAST}"
-    assert rendered({"cpu": {"cores": "1", "memory": least}})["containers"][0]["resources"]["limits"] == {"memory": least}
-    assert rendered(gpu(), profile=default_profile(podTemplate=daemon_of(limits={"memory": least}))["spec"])
+@pytest.mark.parametrize(("entry", "taken"), [({"cpu": {"cores": "1", "memory": f"{DAEMON_LEAST}"}}, DAEMON_LEAST), (gpu(), 681_050_112)])
+def test_a_memory_limit_that_holds_the_processes_is_left_to_the_daemon(entry, taken):
+    def limited(limit):
+        return rendered(entry, profile=default_profile(podTemplate=daemon_of(limits={"memory": f"{limit}"}))["spec"])
+
+    assert process_memory(cuda="gpu" in entry) == taken
+    assert limited(taken)
+    if "gpu" in entry:
+        with pytest.raises(
+            SpecProblem, match=r"takes 0\.7 GiB besides the device: PyTorch, buffers and CUDA's context, for which 256\.0 MiB"
+        ):
+            limited(taken - 1)
+
+
+def test_a_model_that_is_fetched_into_memory_counts_for_the_sidecar_s_limit():
+    def fetched(limit):
+        sidecar = {"name": "fetch", "resources": {"limits": {"memory": limit}}}
+        template = {"spec": {"initContainers": [sidecar], "volumes": [{"name": "model", "emptyDir": {"medium": "Memory"}}]}}
+        return rendered(gpu(), model=HUB, profile=default_profile(podTemplate=template)["spec"])
+
+    with pytest.raises(SpecProblem, match=r"container fetch takes 16\.1 GiB with the model's files, 16\.0 GiB, in memory"):
+        fetched("16Gi")
+    assert fetched("17Gi")
 
 
 NOT_SCRATCH = [{"emptyDir": {"medium": "Memory"}}, {"hostPath": {"path": "/mnt/nvme"}}, {"ephemeral": {"volumeClaimTemplate": {}}}]
@@ -128,7 +147,8 @@ NOT_SCRATCH = [{"emptyDir": {"medium": "Memory"}}, {"hostPath": {"path": "/mnt/n
 
 @pytest.mark.parametrize("kind", NOT_SCRATCH)
 def test_a_model_on_another_volume_of_the_profile_needs_no_scratch_disk(kind):
-    profile = default_profile(podTemplate={"spec": {"volumes": [{"name": "model", **kind}]}})["spec"]
+    sidecar = {"name": "fetch", "resources": {"limits": {"memory": "20Gi"}}}
+    profile = default_profile(podTemplate={"spec": {"initContainers": [sidecar], "volumes": [{"name": "model", **kind}]}})["spec"]
     assert requests(rendered(gpu(), model=HUB, profile=profile))["ephemeral-storage"] == "1024Mi"
 
 

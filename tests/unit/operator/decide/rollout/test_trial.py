@@ -28,6 +28,7 @@ from pagoda_operator.decide.rollout.rollout import decide
 from pagoda_operator.decide.rollout.trial import PATIENCE_S, Trial
 from pagoda_operator.run.settings import Settings
 from support.harness.harness import Harness
+from support.harness.placing import SMALL_CONFIG, inspected
 from support.kube.fake_api import crashed, fetching, is_ready, is_trial, passed, running, scheduled, waiting
 
 NOW = 1_800_000_000.0
@@ -145,7 +146,7 @@ def test_a_trial_with_a_place_is_waited_for_without_limit():
 def harness(tried=None, model=None, **spec):
     """A service of one replica that serves; `tried`: what becomes of each trial's pod."""
     made = Harness(rollout={"strategy": "Replace"}, **({"model": model} if model else {}), **spec)
-    made.begin(f"{model} {spec}", lambda: (made.settle(), made.make_ready()))
+    made.begin(f"{model} {spec}", lambda: (model and inspected(made, SMALL_CONFIG), made.settle(), made.make_ready()))
     made.old = replicas(made)[0]["metadata"]["uid"]
     if tried is not None:
         made.api.trial = lambda _: tried

@@ -2,7 +2,7 @@
 
 import pytest
 from pagoda_contracts.name_owners import read_reserved
-from pagoda_operator.api.state import DEPLOYMENTS, SERVICES, Key, Taken
+from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Taken
 from pagoda_operator.watch.triggers import NameOwners
 from support.harness.harness import KEY, Harness
 from support.kube.fake_api import service_body
@@ -116,15 +116,16 @@ def test_unclaimed_names_are_forgotten(owners):
     assert owners._by_name == {}
 
 
-def test_a_first_look_knows_all_services():
-    harness = Harness()
+@pytest.mark.parametrize("uri", ["pvc://models/tiny", "hf://org/not-inspected-yet"])
+def test_a_first_look_knows_all_services(uri):
+    harness = Harness(model={"uri": uri})
     older = harness.api.put(SERVICES, body("old", "tiny", namespace="other"))
     older["metadata"]["creationTimestamp"] = OLD
     harness.settle()
     line = harness.conditions()["Stalled"]
     assert (line["status"], line["reason"]) == ("True", "NameConflict")
     assert "'tiny' belongs to other/old" in line["message"]
-    assert harness.names(DEPLOYMENTS) == []
+    assert (harness.names(DEPLOYMENTS), harness.api.of(PODS)) == ([], [])
 
 
 def test_the_name_of_one_that_goes_is_the_next_ones():

@@ -34,7 +34,7 @@ ON_GPUS = "It cannot be used by services on GPUs with models on claims and servi
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({}, "Replicas run localhost/daemon:1. Models are on claims only, because egress allows no network."),
+        ({}, "Replicas run localhost/daemon:1. Models are on claims only, because the profile's egress allows no network."),
         ({"images": {"daemon": "d"}, "egress": ANYWHERE}, "Models are on claims only, because images.fetch is not set."),
         # Keys of a person's own are no fields of a pod.
         (

@@ -10,6 +10,7 @@ from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
 from pagoda_operator.watch.observe import faults
 from pagoda_placement.values import stamp
 from support.harness.harness import Harness
+from support.harness.placing import SMALL_CONFIG, inspected
 from support.harness.status_states import LOST, NO_SECRET, STATES, cancelled, come_up, draining, no_secret, still_retiring
 from support.judges.kstatus import kstatus
 from support.kube.fake_api import crashed, fetching, mount_failure, restarted, running, scheduled, unmounted, waiting
@@ -19,7 +20,7 @@ UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "mes
 
 def harness_with(*statuses, **spec):
     harness = Harness(replicas=len(statuses), **spec)
-    harness.begin(f"{len(statuses)} {spec}", harness.settle)
+    harness.begin(f"{len(statuses)} {spec}", lambda: ("model" in spec and inspected(harness, SMALL_CONFIG), harness.settle()))
     for pod, status in zip(harness.api.of(PODS), statuses, strict=True):
         pod["status"] = copy.deepcopy(status)
     harness.settle()

@@ -1,0 +1,110 @@
+"""Weights of 4 bits as linear_w4a16 reads them, and how they come from other layouts: bf16, AWQ, GPTQ. Pure torch, on any device.
+
+A weight is (q - zero) * scale, q and zero of 0..15, one scale and one zero for each GROUP inputs of an output. Blocks of 64 outputs x 128
+inputs are 4 KiB each: a thread's 16 bytes hold what it feeds to the tensor cores, so that unpacking moves nothing between threads. A word
+of 32 bits holds two outputs (n, n + 8) x four inputs (k, k + 1, k + 8, k + 9); its halves are neighbours, since two bf16 fill a register.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+GROUP: Final = 128
+SLAB: Final = 64
+_MIDDLE: Final = 8
+_MOST: Final = 15
+_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Nibble i of an AWQ word holds column _AWQ_ORDER[i] of its eight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights4:
+    """One matrix. packed: int32 [slabs, groups, 1024]. scales: [slabs, groups, 64]. zeros: uint8 of the same shape; None: all are 8.
+
+    slabs: of 64 outputs, an even number; groups: of 128 inputs. Scales behind `outputs` are 0, levels behind `inputs` are not used.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    outputs: int
+    inputs: int
+
+    @property
+    def nbytes(self) -> int:
+        """What a product reads of it."""
+        return sum(one.nbytes for one in (self.packed, self.scales, self.zeros) if one is not None)
+
+
+def packed_w4(levels: Tensor, scales: Tensor, zeros: Tensor | None) -> Weights4:
+    """Return the weights of `levels` [outputs, inputs], 0..15, with `scales` and `zeros` [outputs, groups]."""
+    outputs, inputs = levels.shape
+    groups = -(-inputs // GROUP)
+    if scales.shape != (outputs, groups) or (zeros is not None and zeros.shape != scales.shape):
+        raise ValueError(
+            f"scales and zeros must have the shape {(outputs, groups)}, one for each {GROUP} inputs, got {tuple(scales.shape)}"
+        )
+    more = -outputs % (2 * SLAB)
+    slabs = pad(levels.to(torch.uint8), (0, groups * GROUP - inputs, 0, more)).view(-1, 4, 2, 8, groups, 2, 4, 2, 4, 2)
+    # [slab, group, input 6, outputs 4-5, outputs 0-2, inputs 1-2, inputs 4-5, input 0, input 3, output 3]; the last three lie in a word
+    nibbles = slabs.permute(0, 4, 5, 1, 3, 8, 6, 9, 7, 2).flatten(7)
+    packed = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=levels.device)
+    for place in range(8):
+        packed |= nibbles[..., place].int() << (16 * (place // 4) + 4 * (place % 4))
+    kept = None if zeros is None or bool((zeros == _MIDDLE).all()) else _by_slab(pad(zeros.to(torch.uint8), (0, 0, 0, more)))
+    return Weights4(packed.view(-1, groups, SLAB * GROUP // 8), _by_slab(pad(scales, (0, 0, 0, more))), kept, outputs, inputs)
+
+
+def _by_slab(numbers: Tensor) -> Tensor:
+    """[slabs, groups, 64] of [outputs, groups]."""
+    return numbers.view(-1, SLAB, numbers.shape[1]).transpose(1, 2).contiguous()
+
+
+def quantised_w4(weight: Tensor) -> Weights4:
+    """Round `weight` [outputs, inputs] to the nearest of 16 levels, symmetric: the value of a group furthest from 0 becomes -8 scales."""
+    outputs, inputs = weight.shape
+    grouped = pad(weight.float(), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
+    furthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+    scales = (furthest / -_MIDDLE).to(weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16)
+    steps = scales.float().where(scales != 0, torch.ones_like(furthest))
+    levels = (grouped / steps).round_().add_(_MIDDLE).clamp_(0, _MOST).to(torch.uint8)
+    return packed_w4(levels.view(outputs, -1)[:, :inputs], scales[..., 0], None)
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Weights4:
+    """Return the weights of an AWQ checkpoint: int32 [inputs, outputs / 8], int32 [groups, outputs / 8], [groups, outputs]."""
+    levels, zeros = (_columns(words, _AWQ_ORDER) for words in (qweight, qzeros))
+    return packed_w4(levels.T, _of_groups(scales, len(levels)), _of_groups(zeros, len(levels)))
+
+
+def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, one_less: bool = True) -> Weights4:
+    """Return the weights of a GPTQ checkpoint: int32 [inputs / 8, outputs], int32 [groups, outputs / 8], [groups, outputs].
+
+    one_less: qzeros hold the zeros minus 1, as all but the format "gptq_v2" do. g_idx: the group of each input; ValueError unless in order.
+    """
+    levels = _columns(qweight.T, range(8))
+    inputs, groups = levels.shape[1], scales.shape[0]
+    if g_idx is not None and not torch.equal(g_idx.long().cpu(), torch.arange(inputs) // -(-inputs // groups)):
+        raise ValueError("g_idx must count up in whole groups: weights that were quantised with act_order (desc_act) are not supported")
+    zeros = _columns(qzeros, range(8)) + int(one_less)
+    return packed_w4(levels, _of_groups(scales, inputs), _of_groups(zeros, inputs))
+
+
+def _columns(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
+    """uint8 [rows, 8 * columns] of int32 `words` [rows, columns]: nibble i of a word is its column order[i]."""
+    nibbles = torch.stack([(words >> 4 * order.index(column) & _MOST).to(torch.uint8) for column in range(8)], dim=-1)
+    return nibbles.flatten(-2)
+
+
+def _of_groups(numbers: Tensor, inputs: int) -> Tensor:
+    """[outputs, groups of 128] of [groups, outputs]. Longer groups are several of 128 with one scale; ValueError for shorter ones."""
+    size = -(-inputs // len(numbers))
+    if size % GROUP and len(numbers) > 1:
+        raise ValueError(f"the group size must be {GROUP} or a multiple of it, got {size}")
+    repeated = numbers.repeat_interleave(-(-size // GROUP), dim=0)
+    return repeated[: -(-inputs // GROUP)].T.contiguous()
