@@ -169,6 +169,7 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
     return WorkerLimits(blocks, engine.block_size, model.spec.vocab_size, max(longest, engine.block_size))
 
 
+NARROW = (Point(64, 1000, 64), Point(256, 1000, 48))
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
@@ -204,7 +205,8 @@ def _tiny() -> list[Trial]:
 def _trials() -> list[Trial]:
     served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
     ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
-    return served + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
+    narrow = [Trial("8b", NARROW, engine={"kvDtype": kept}) for kept in ("float8", "int8")]
+    return served + narrow + ablations + [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
 
 
 def _measurement(trial: Trial, machine: Machine) -> Measurement:
@@ -223,7 +225,7 @@ def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any
     for point in points:
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
         result = served.run(point)
-        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, (engine, ceilings))}
         if (device := _graph_ms(served.worker, point)) is not None:
             found["points"][point.name]["graph_ms"] = device
     served.close()
@@ -255,11 +257,12 @@ def _middle(point: Point, block_size: int) -> StepPlan:
     return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_))
 
 
-def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
+def _share(model: Model, point: Point, found: Found, where: tuple[EngineConfig, Ceilings]) -> float:
     """How near a step that decodes is to reading all weights and the rows' keys and values once, at the bandwidth of a copy."""
-    spec, item = model.spec, torch.bfloat16.itemsize
+    (engine, ceilings), spec, item = where, model.spec, torch.bfloat16.itemsize
+    kept = item if engine.kv_dtype is None else 1
     read = weight_bytes(spec, torch.bfloat16) - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
-    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
+    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(kept)
     return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
 
 

@@ -61,7 +61,7 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
     if engine.deterministic:
         return "deterministic"
     spec, place = read_spec(Path(config.model.path)), place_of(engine.device)
-    return not_fused(spec) or _not_in_format(spec, engine, place) or _not_compiled(spec, engine, place)
+    return not_fused(spec) or _not_in_format(spec, engine, place) or _not_kept(engine, place) or _not_compiled(spec, engine, place)
 
 
 def _not_in_format(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
@@ -117,11 +117,11 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     return worker
 
 
-def _not_kept(engine: EngineConfig, place: torch.device) -> str:
-    """Why keys and values cannot be kept as asked on this device; empty if they can."""
+def _not_kept(engine: EngineConfig, place: torch.device) -> str | None:
+    """Why keys and values cannot be kept as asked on this device."""
     if engine.kv_dtype != "float8" or place.type != "cuda" or torch.cuda.get_device_capability(place) >= _LEAST_FP8:
-        return ""
-    return f"kvDtype float8 needs a GPU of compute capability 8.9 or newer, this {torch.cuda.get_device_name(place)} has none; use int8"
+        return None
+    return f"kvDtype float8 needs compute capability 8.9 or newer, {torch.cuda.get_device_name(place)} has less; use int8"
 
 
 def _numerics(engine: EngineConfig) -> tuple[str, ...]:

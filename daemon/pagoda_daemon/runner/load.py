@@ -65,7 +65,7 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
         raise ConfigRejected(_unquantised(engine, why))
     if engine.kv_dtype not in (None, engine.dtype):
         raise ConfigRejected(
-            f"kvDtype {engine.kv_dtype} needs the fused ops of an NVIDIA GPU with dtype bfloat16; here torch or a CPU computes"
+            f"engine.kvDtype is {engine.kv_dtype}; where a GPU's fused ops do not compute it must be dtype, {engine.dtype}"
         )
     kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
     size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
