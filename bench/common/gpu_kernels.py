@@ -168,8 +168,8 @@ def _adapters() -> Iterator[Case]:
 def _matrices() -> Iterator[Case]:
     for size, shape in gpu_linear.sizes():
         for kind in gpu_linear.KINDS:
-            build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
-            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, default_config)
+            one = replace(shape, kind=kind)
+            yield Case(f"linear_{kind}", one.label, size, "linear_w8a8", partial(_shaped, gpu_linear.linear, one), one.own_config)
     for size, shape in gpu_linear.quantised_sizes():
         yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
 
@@ -250,8 +250,6 @@ def default_config(op: ModuleType) -> Any:
     """Of bf16 heads of 128 numbers; of adapters, of rows that decode; of matrices, of few rows."""
     if hasattr(op, "lora_config"):
         return op.lora_config(16, 2)
-    if hasattr(op, "linear_w8a8"):
-        return op.Config()
     if hasattr(op, "w4_config"):
         return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)

@@ -14,7 +14,7 @@ from pagoda_contracts.names import API_VERSION, MAX_SERVICE_NAME
 from pagoda_sizing.devices import CPU, Device
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Verdict
-from pagoda_sizing.platforms import no_float8, products
+from pagoda_sizing.platforms import no_format, no_kept, products
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import Found
@@ -23,6 +23,8 @@ from pagoda_cli.plan_text import Offer, fitting
 _CORES: Final = 32  # of the catalogue's CPU
 _OTHERS: Final = 3
 _WIDTH: Final = 120
+_KEPT: Final = {"fp8": "float8", "int8": "int8"}
+"""What sizing calls a type of keys and values → what a service does."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,15 @@ def _unusable(offer: Offer, ask: Ask) -> str:
 
 def runs(device: Device, quantisation: str) -> bool:
     """Whether a daemon runs weights of this format on a device."""
-    return quantisation == "bf16" or (quantisation == "int8" and device.name == CPU)
+    if quantisation == "bf16" or device.name == CPU:
+        return quantisation in ("bf16", "int8")
+    product = device.product.partition("-MIG-")[0]
+    return quantisation in ("fp8", "int8", "int4") and product in products() and not no_format(product, quantisation)
 
 
 def keeps(device: Device, kv_dtype: str) -> bool:
     """Whether a daemon keeps keys and values in this format on a device."""
-    return kv_dtype == "bf16" or (device.name != CPU and not (kv_dtype == "fp8" and no_float8(device.product.partition("-MIG-")[0])))
+    return kv_dtype == "bf16" or (device.name != CPU and not no_kept(device.product.partition("-MIG-")[0], _KEPT[kv_dtype]))
 
 
 def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:
@@ -90,7 +95,7 @@ def service_name(text: str) -> str:
 def _document(asked: Asked, offer: Offer) -> dict[str, Any]:
     name, ask = service_name(asked.found.name), asked.ask
     quantised = {} if ask.quantisation == "bf16" else {"quantization": ask.quantisation}
-    kept = {} if ask.kv_dtype == "bf16" else {"kvCache": {"dtype": "float8" if ask.kv_dtype == "fp8" else ask.kv_dtype}}
+    kept = {} if ask.kv_dtype == "bf16" else {"kvCache": {"dtype": _KEPT[ask.kv_dtype]}}
     promised = {"ttft": ask.ttft_s, "itl": ask.tpot_s}
     slo = {key: f"{round(1000 * seconds)}ms" for key, seconds in promised.items() if seconds is not None}
     spec: dict[str, Any] = {

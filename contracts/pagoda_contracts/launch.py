@@ -83,7 +83,7 @@ class EngineConfig(_Section):
     threads: int | None = Field(default=None, ge=1, description="Compute threads. Default: the cores that the cgroup grants.")
     quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
         default=None,
-        description="Type of the weights' matrices. Default: the model's own. int8 is built for CPU, fp8 and int8 for NVIDIA GPUs; "
+        description="Type of the weights' matrices. Default: the model's own. int8 is built for CPU; fp8, int8 and int4 for NVIDIA GPUs; "
         "others are refused.",
     )
     deterministic: bool | None = Field(

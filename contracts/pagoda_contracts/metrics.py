@@ -187,6 +187,9 @@ WAITING_TOKENS: Final = _gauge(
 )
 KV_BLOCKS: Final = _gauge("pagoda_daemon_kv_blocks", "KV blocks, used or free", "state")
 STEPS: Final = _counter("pagoda_daemon_steps", "Steps of the engine")
+LATE_COMPILATIONS: Final = _counter(
+    "pagoda_daemon_late_compilations", "GPU kernels that were compiled after the load, when a step needed them and waited; 0 is right"
+)
 LOAD_PROGRESS: Final = _gauge("pagoda_daemon_load_progress_ratio", "How much of the model is loaded, 0..1")
 ENGINE_HEARTBEAT_AGE: Final = _gauge("pagoda_daemon_engine_heartbeat_age_seconds", "Age of the engine's heartbeat")
 STEP_AGE_RATIO: Final = _gauge("pagoda_daemon_step_age_ratio", "Age of the step under way over its predicted length, 0 when idle")
@@ -226,7 +229,18 @@ DAEMON_HTTP: Final = (HTTP_REQUESTS, HTTP_SECONDS)
 DAEMON_OWN: Final = (
     *(FINE_FIRST_TOKEN, FINE_INTER_TOKEN, FINE_PER_TOKEN, FINE_PREPARE, FINE_QUEUE, FINE_PREFILL, STEP_SECONDS, CHUNKS),
     *(SLO_TARGET, SLO_REQUESTS, GOODPUT_TOKENS, REFUSALS, RESPONSES),
-    *(PHASE, IN_FLIGHT, PREPARING, WAITING_TOKENS, KV_BLOCKS, STEPS, LOAD_PROGRESS, ENGINE_HEARTBEAT_AGE, STEP_AGE_RATIO),
+    *(
+        PHASE,
+        IN_FLIGHT,
+        PREPARING,
+        WAITING_TOKENS,
+        KV_BLOCKS,
+        STEPS,
+        LATE_COMPILATIONS,
+        LOAD_PROGRESS,
+        ENGINE_HEARTBEAT_AGE,
+        STEP_AGE_RATIO,
+    ),
     *(DEEP_CHECKS, BUILD_INFO, DEVICE_INFO, DEVICE_STATE, DEVICE_MEMORY, DEVICE_CELSIUS, DEVICE_ECC, DEVICE_REMAP, DEVICE_THROTTLED),
     *(DEVICE_XIDS, DEVICE_READ_AGE),
 )

@@ -11,11 +11,15 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from pagoda_sizing.devices import GB, catalogue
+
+# Formats that the daemon makes of bf16 weights on a GPU (daemon, model/quantised.py).
+_LEAST_CAPABILITY: Final = {"fp8": (8, 9), "int8": (8, 0), "int4": (8, 0)}
+_KEPT: Final = {"float8": "fp8", "int8": "int8"}
 
 
 class _Frozen(BaseModel):
@@ -23,10 +27,12 @@ class _Frozen(BaseModel):
 
 
 class _Product(_Frozen):
-    """`no_daemon`: why none computes on it (https://github.com/pytorch/pytorch/issues/190385); empty if one does."""
+    """`no_daemon`: why none computes on it (https://github.com/pytorch/pytorch/issues/190385); empty if one does. `capability`: NVIDIA's
+    compute capability (https://developer.nvidia.com/cuda-gpus)."""
 
     product: str
     memory_gb: float
+    capability: tuple[int, int]
     no_daemon: str = ""
 
 
@@ -109,10 +115,26 @@ def no_daemon(product: str) -> str:
 
 
 @cache
-def no_float8(product: str) -> str:
-    """Returns why keys and values cannot be float8 on a product; empty if they can, or if the product is not known."""
-    rates = [device.flops for device in catalogue() if device.product == product]
-    return "" if not rates or "fp8" in rates[0] else f"{product} has no instructions for engine.kvCache.dtype float8; use int8"
+def no_format(product: str, quantisation: str) -> str:
+    """Returns why the daemon does not make weights of a format on a product; empty if it does, or if one of both is not known."""
+    needed = _lacking(product, quantisation)
+    return f"{quantisation} weights need {needed}" if needed else ""
+
+
+@cache
+def no_kept(product: str, dtype: str) -> str:
+    """Returns the same for keys and values in `engine.kvCache.dtype`."""
+    needed = _lacking(product, _KEPT.get(dtype, ""))
+    return f"engine.kvCache.dtype {dtype} needs {needed}" if needed else ""
+
+
+def _lacking(product: str, number_format: str) -> str:
+    found = next((one.capability for one in platforms().products if one.product == product), None)
+    least = _LEAST_CAPABILITY.get(number_format)
+    if found is None or least is None or found >= least:
+        return ""
+    needed, has = (f"{major}.{minor}" for major, minor in (least, found))
+    return f"compute capability {needed}, this device has {has}"
 
 
 @cache

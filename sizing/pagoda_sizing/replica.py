@@ -88,6 +88,8 @@ def on_device(required: Requirement, memory: int) -> Judged:
     """The verdict on a device with so much memory."""
     share, launch = required.engine.kv_cache.memory_fraction, required.launch(cuda=True)
     memory = memory if share is None else int(memory * share)
+    if required.model.experts is not None and required.engine.quantization != "none":
+        return Judged(f"quantization {required.engine.quantization} is not built for experts")
     size = launch.item_bytes, launch.cache_bytes, launch.tokens
     demand = Demand(
         required.context, required.demanded, launch.quantisation, _KV.get(required.engine.kv_cache.dtype, "bf16"), launch.concurrency, *size

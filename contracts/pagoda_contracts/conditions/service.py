@@ -238,7 +238,12 @@ SETTLED: Final = Reason("Settled", RECONCILING, "Reconciling is False: nothing i
 NOT_STALLED: Final = Reason("NotStalled", STALLED, "Stalled is False: nothing waits for a person.", "Nothing.")
 
 # Of Serving. NotServedYet is also the memory of the operator: a service that never served is not Ready while it is asleep.
-TAKES_REQUESTS: Final = Reason("TakesRequests", SERVING, "At least one replica takes requests.", "Nothing.")
+TAKES_REQUESTS: Final = Reason(
+    "TakesRequests",
+    SERVING,
+    "At least one replica takes requests.",
+    "Nothing. If the message says that gateways have none of the replicas, look at the service's Service and EndpointSlices.",
+)
 NOT_SERVED_YET: Final = Reason(
     "NotServedYet",
     SERVING,

@@ -15,8 +15,9 @@ from pagoda_contracts.resources.service import InferenceServiceSpec, ModelSpec
 
 CLAIM_SCHEME: Final = "pvc://"
 _WITH_REVISIONS: Final = ("hf://", "oci://")
-# Formats that a daemon has besides the checkpoint's own, on CPU.
+# Formats that a daemon makes of a checkpoint's own. Which device has fp8 is a question of its product (sizing, platforms.py).
 _ON_CPU: Final = ("int8",)
+_ON_DEVICES: Final = ("fp8", "int8", "int4")
 _NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.cpuOffload", "routing.overflow.service")
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
@@ -56,9 +57,10 @@ def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
         return Note((kind, "count"), why)
     if why := _not_kept(engine, entry):
         return Note((), f"engine.kvCache.dtype {engine.kv_cache.dtype} is not built {why}")
-    if engine.quantization == "none" or (entry.cpu is not None and engine.quantization in _ON_CPU):
+    known = _ON_DEVICES if entry.cpu is None else _ON_CPU
+    if engine.quantization == "none" or engine.quantization in known:
         return None
-    built = f"on CPU, {', '.join(_ON_CPU)} is" if entry.cpu is not None else "on devices, nothing but none is"
+    built = f"on {'devices' if entry.cpu is None else 'CPU'}, {', '.join(known)} {'are' if len(known) > 1 else 'is'}"
     return Note((), f"engine.quantization {engine.quantization} is not built; {built}")
 
 

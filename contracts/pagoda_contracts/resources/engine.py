@@ -70,7 +70,8 @@ class EngineSpec(Model):
     kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
     quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
         default="none",
-        description="Type of the weights' matrices. int8 is built for CPU. An entry on which a type is not built is rejected.",
+        description="Type of the weights' matrices. int8 is built for CPU and NVIDIA GPUs, int4 for GPUs, "
+        "fp8 for GPUs from Ada and Hopper on. An entry on which a type is not built is rejected.",
     )
     deterministic: bool = Field(
         default=False, description="The same request gets the same answer, whatever other requests are in the batch."

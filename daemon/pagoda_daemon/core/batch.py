@@ -178,7 +178,8 @@ class Pooled(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """One token for each row that sampled and had no error, log-probabilities for those that asked, in the plan's order."""
+    """One token for each row that sampled and had no error, log-probabilities for those that asked, in the plan's order. `compiled` kernels
+    were not warm: the step waited for the compiler."""
 
     rows: Ints
     token_ids: Ints
@@ -186,3 +187,4 @@ class StepResult:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     pooled: Pooled | None = None
+    compiled: int = 0

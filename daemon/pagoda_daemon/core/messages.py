@@ -150,6 +150,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     deferred: int = 0
     residence: Residence = Residence()
     computed: Computed = Computed()
+    compiled: int = 0
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -270,8 +271,7 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent by the engine's loop every 100 ms, every 250 ms when idle. `cost_us` is what a step takes, each token in it and each token that
-    its rows look back at, in microseconds. Times: the engine's monotonic clock, milliseconds
-    (CLOCK_MONOTONIC is one clock for the whole machine, so the front may subtract). `step_started_ms` 0 when idle."""
+    its rows look back at. Times: CLOCK_MONOTONIC in ms, of the whole machine, so the front may subtract. `step_started_ms` 0 when idle."""
 
     sent_at_ms: int
     step_started_ms: int

@@ -14,17 +14,18 @@ import numpy as np
 import structlog
 import torch
 from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
+from pagoda_kernels.gpu.launch import why_not
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
 from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, quantised_config, query_tile
 
 from pagoda_daemon.core.batch import SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.core.sampling import Sampling, draw_of
+from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
 from pagoda_daemon.gpu.forward import GpuForward
 from pagoda_daemon.gpu.inputs import Shape, buckets
 from pagoda_daemon.gpu.worker import GpuWorker
-from pagoda_daemon.lora.load import Bounds, load_adapter
-from pagoda_daemon.lora.modules import adapter_bytes
+from pagoda_daemon.lora.load import Bounds, load_pooled
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.fingerprint import fingerprint
@@ -77,7 +78,8 @@ def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) ->
         return f"{torch.cuda.get_device_name(place)} has no instructions for bf16"
     window = min((window for window in spec.windows if window is not None), default=None)
     narrow = replace(spec, vocab_size=_NARROW, hidden=_NARROW, intermediate=_NARROW, tied=True)
-    trial = replace(narrow, layers=1, windows=(window,), sparse=(False,), experts=None)
+    experts = None if spec.experts is None else replace(spec.experts, intermediate=_NARROW)
+    trial = replace(narrow, layers=1, windows=(window,), sparse=(any(spec.sparse),), experts=experts)
     with place:
         weights = allocate(trial, _DTYPE)
     for part in destinations(trial, weights).values():
@@ -111,8 +113,13 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     name = fingerprint(directory, engine.dtype, engine.quantization or "", *_numerics(engine))
     by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
-    worker = warm_worker(spec, weights, engine, limits, lambda share: progress(_READING + (1 - _READING) * share))
-    worker.adapters = None if config.adapters is None else _adapter_store(config.adapters, spec, worker.forward)
+    note = lambda share: progress(_READING + (1 - _READING) * share)  # noqa: E731
+    worker = warm_worker(spec, weights, engine, limits, note, graphs=config.adapters is None)
+    if config.adapters is not None:
+        take_adapters(worker, config.adapters, note)
+    worker.watch_compiler()
+    if (why := why_not()) is not None:
+        _log.warning("Each launch goes through Triton's own dispatch, which is slow.", reason=why)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
     return worker
 
@@ -145,15 +152,27 @@ def _read(directory: Path, spec: ModelSpec, place: torch.device, kind: Format | 
 
 
 def _adapters_bytes(config: DaemonConfig, spec: ModelSpec) -> int:
-    lora = config.adapters
-    return 0 if lora is None else lora.max_loaded * adapter_bytes(spec, lora.max_rank, _DTYPE.itemsize)
+    """Their pool, and a second set of graphs."""
+    lora, engine = config.adapters, config.engine.at(cuda=True)
+    if lora is None:
+        return 0
+    tokens = max(engine.token_budget, engine.max_concurrency)
+    return pool_bytes(spec, lora.max_loaded, lora.max_rank, tokens, _DTYPE.itemsize) + len(buckets(engine.max_concurrency)) * _GRAPH_BYTES
 
 
-def _adapter_store(lora: AdaptersConfig, spec: ModelSpec, forward: GpuForward) -> AdapterStore:
+def take_adapters(worker: GpuWorker, lora: AdaptersConfig, note: Callable[[float], None]) -> AdapterStore:
+    """A worker without graphs takes LoRA adapters from now on, and has graphs for steps with and without."""
+    forward = worker.forward
+    spec, like = forward.decoder.spec, forward.decoder.weights.norm
+    pool = forward.adapters = AdapterPool(spec, lora.max_loaded, lora.max_rank, like)
+
     def read(directory: Path, root: Path | None) -> Readable:
-        return load_adapter(directory, spec, forward.decoder.weights.norm, Bounds(lora.max_rank, root))
+        return load_pooled(directory, spec, like, Bounds(lora.max_rank, root))
 
-    return AdapterStore.of(lora, read, forward.adapters)
+    worker.adapters = store = AdapterStore.of(lora, read, pool)
+    pool.warm()
+    _capture(worker, note)
+    return store
 
 
 def warm_worker(
@@ -170,22 +189,24 @@ def warm_worker(
     worker = GpuWorker(forward, limits)
     worker.probe()
     if place.type == "cuda":
-        warm(worker)
-        for linear in linears(weights.layers[0]):
-            linear.warm()
-    if graphs and place.type == "cuda" and not any(spec.sparse):  # how many tokens an expert gets is read on the host
-        _capture(forward, limits.max_model_len, note)
-        worker.probe()
+        compile_all(worker, engine.token_budget)
+    if graphs:
+        _capture(worker, note)
     return worker
 
 
-def _capture(forward: GpuForward, max_len: int, note: Callable[[float], None]) -> None:
+def _capture(worker: GpuWorker, note: Callable[[float], None]) -> None:
+    """Where there is a device for it."""
+    forward = worker.forward
+    if forward.kv.data.device.type != "cuda":
+        return
     try:
         with torch.inference_mode():
-            forward.capture(max_len, note)
+            forward.capture(worker.limits.max_model_len, note)
     except torch.OutOfMemoryError as error:
         _log.warning("no memory for CUDA graphs: each step launches its kernels one by one", error=str(error))
         torch.cuda.empty_cache()
+    worker.probe()
 
 
 def _measured(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len: int, estimate: Callable[[], KvShape]) -> int:
@@ -205,14 +226,36 @@ def _shape(spec: ModelSpec, kv: KvCache, dtype: torch.dtype, rows: int) -> Shape
     return Shape(kv.block_size, windows, split, query_tile(spec.heads, spec.kv_heads, config), spare_row=rows + 1)
 
 
+def compile_all(worker: GpuWorker, tokens: int) -> None:
+    """Whatever steps of up to `tokens` tokens launch: from now on none waits for the compiler."""
+    warm(worker)
+    for linear in linears(worker.forward.decoder.weights.layers[0]):
+        linear.warm()
+    _warm_sizes(worker, tokens)
+
+
 def warm(worker: GpuWorker) -> None:
-    """Compile what steps of every ordinary kind launch: a prompt, and rows that are drawn with and without filters. Writes into the block
-    that no plan names."""
-    one = one_token(block=worker.limits.blocks_total)
+    """Compile what steps of every ordinary kind launch: a prompt, copies of blocks, rows that are drawn with and without filters. Writes
+    into the block that no plan names."""
+    spare = worker.limits.blocks_total
+    one = one_token(block=spare)
     two = np.zeros(2, np.int32)
-    worker.execute(replace(one, starts=np.array([0, 2], np.int32), token_ids=two, positions=np.arange(2, dtype=np.int32)))
+    copied = np.full((1, 2), spare, np.int32)
+    worker.execute(replace(one, starts=np.array([0, 2], np.int32), token_ids=two, positions=np.arange(2, dtype=np.int32), copies=copied))
     for sampling in (Sampling(1, temperature=1.0), Sampling(1, temperature=1.0, top_k=2)):
         worker.execute(replace(one, sampling=SamplingRows(random=draw_of(sampling, 0)[None])))
+
+
+@torch.inference_mode()
+def _warm_sizes(worker: GpuWorker, tokens: int) -> None:
+    """Prompts of 3, 4, 5, 7, 9, 13, 17 … tokens, into the block that no plan names: a kernel may be compiled for few rows and for many.
+    Where one ends and the other begins are numbers like 32, 48 or 384, and there is one size between any two of these."""
+    limits = worker.limits
+    sizes = (half * 2**power // 2 + 1 for power in range(1, tokens.bit_length()) for half in (2, 3))
+    for count in (size for size in sizes if size <= tokens):
+        plan = _full_step(count, min(limits.max_model_len, count), limits.block_size)
+        plan = replace(plan, block_tables=np.full_like(plan.block_tables, limits.blocks_total))
+        worker.forward.states(plan, np.array([count - 1]))
 
 
 @torch.inference_mode()

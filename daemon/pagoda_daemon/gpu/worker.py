@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
+from pagoda_kernels.gpu.launch import on_compile
 from pagoda_kernels.gpu.sample import Draws, SampleScratch, greedy, sample
 from torch import Tensor
 
@@ -31,6 +33,8 @@ from pagoda_daemon.runner.feedback import Feedback
 from pagoda_daemon.runner.pool import pool
 from pagoda_daemon.runner.probe import one_token
 from pagoda_daemon.runner.sampler import Sampler
+
+_log = structlog.get_logger(__name__)
 
 _DRAWN: Final = ("temperature", "top_k", "top_p", "min_p", "seed")
 """What the device draws by. A step with more is sampled by the host."""
@@ -66,6 +70,15 @@ class GpuWorker:
         # What a plan does not know yet is of the two steps before it: more are never in flight.
         self._unheard: deque[Launched] = deque(maxlen=2)
         self._memory = MemoryPattern(forward.kv.data.device)
+        self._compiled: deque[str] = deque()
+
+    def watch_compiler(self) -> None:
+        """It is warm: a kernel that is compiled from now on makes a step wait. Called once in a process."""
+        on_compile(self._note_compiled)
+
+    def _note_compiled(self, kernel: str) -> None:
+        _log.warning("A kernel was compiled after the load. The step that needed it waited.", kernel=kernel)
+        self._compiled.append(kernel)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launch and wait."""
@@ -80,6 +93,10 @@ class GpuWorker:
         launched = self._later(plan) if _on_device(plan) else self._now(plan)
         if memory is not None:
             launched = self._with_memory(launched, memory)
+        if self._compiled:
+            count = len(self._compiled)
+            self._compiled.clear()
+            launched = _with_compiled(launched, count)
         self._unheard.append(launched)
         return launched
 
@@ -147,6 +164,10 @@ class GpuWorker:
         sent = self.forward.send({"rows": result.rows.astype(np.int64), "tokens": result.token_ids.astype(np.int32)})
         self.forward.note(sent["rows"], sent["tokens"])
         return Launched(lambda: result)
+
+
+def _with_compiled(launched: Launched, count: int) -> Launched:
+    return Launched(lambda: replace(launched.result(), compiled=count))
 
 
 def _on_device(plan: StepPlan) -> bool:

@@ -133,6 +133,7 @@ def _engine(replica: Replica) -> Scalars:
         names.WAITING_TOKENS: stats.waiting_tokens,
         names.KV_BLOCKS: {("used",): stats.blocks_used, ("free",): stats.blocks_free},
         names.STEPS: stats.steps,
+        names.LATE_COMPILATIONS: tally.compiled,
         # What is not built has happened never: zero is the truth, and what reads these names finds them.
         **dict.fromkeys(_NEVER, 0),
         names.ACCEPTED_PER_POSITION: {},

@@ -27,6 +27,7 @@ _NONE = -1
 def commit(state: State, result: StepResult, now_ms: float) -> list[RowOutput]:
     """Take over the oldest step's tokens; the outputs of the rows that sampled, ended or had prompt tokens scored."""
     flight = state.land(now_ms)
+    state.steps.compiled += result.compiled
     result = taken_out(state, flight, result)
     rows = state.rows
     current = rows.epoch[flight.plan.rows] == flight.epochs

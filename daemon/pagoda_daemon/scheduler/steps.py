@@ -25,7 +25,7 @@ class Steps:
         self._tokens_sum = 0
         self._seconds_sum = 0.0
         self._sampled = self._read = self._pairs = 0
-        self.corrupted = 0
+        self.corrupted = self.compiled = 0
 
     def add(self, plan: StepPlan, context: int, seconds: float) -> None:
         """`context` counts the tokens that the plan's rows look back at, their own included."""
@@ -49,4 +49,4 @@ class Steps:
     def tally(self, deferred: int, residence: Residence) -> Tally:
         steps = (tuple(self._tokens), self._tokens_sum, tuple(self._seconds), self._seconds_sum)
         computed = Computed(self._tokens_sum, self._sampled, self._read, self._pairs)
-        return Tally(*steps, self.corrupted, deferred, residence, computed)
+        return Tally(*steps, self.corrupted, deferred, residence, computed, self.compiled)

@@ -122,7 +122,7 @@ def archive(builder: ImageBuilder, component: Component) -> tuple[str, Path]:
     target = builder.images / f"{name.replace('/', '_').replace(':', '_')}.tar"
     with finished(target) as made:
         if made is not None:
-            base = _base(builder)
+            base = _base(builder, component)
             builder.say(f"building {name}")
             with tempfile.TemporaryDirectory(dir=builder.images, prefix=".context.") as context:
                 _lay_out(builder, component, Path(context))
@@ -155,13 +155,13 @@ def _lay_out(builder: ImageBuilder, component: Component, context: Path) -> None
         (context / "deps").mkdir()
 
 
-def _base(builder: ImageBuilder) -> str:
-    name = recipe.base_image()
+def _base(builder: ImageBuilder, component: Component) -> str:
+    name = recipe.base_image(component)
     if name in _buildah(builder, ["images", "--format", "{{.Name}}:{{.Tag}}"]).splitlines():
         return name
     builder.say(f"building {name} (a Debian with Python, about 40 s)")
     with tempfile.TemporaryDirectory(dir=builder.images, prefix=".base.") as context:
-        packages = ",".join(recipe.BASE_PACKAGES)
+        packages = ",".join(component.debian)
         run(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", recipe.SUITE, f"{context}/base.tar"])
         (Path(context) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
         _buildah(builder, ["bud", "--quiet", "-t", name, context])

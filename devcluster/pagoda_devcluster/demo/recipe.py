@@ -14,6 +14,9 @@ from pathlib import Path
 
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3-minimal", "libpython3.11-stdlib", "ca-certificates", "tzdata")
+COMPILER_PACKAGES = ("gcc", "libc6-dev", "libpython3.11-dev")
+"""Triton's wheel has its calls of the CUDA driver as C: it compiles them against Python when it first sees a GPU."""
+
 REGISTRY = "localhost/pagoda"
 SOURCES = ("contracts", "kube", "sizing", "placement", "kernels", "daemon", "operator", "gateway", "fetch")
 DEPS_MOUNT = "/opt/pagoda/deps"
@@ -23,14 +26,20 @@ INSTALLED = b"with bytecode"
 
 @dataclass(frozen=True)
 class Component:
-    """One image: its name, the folder of its Dockerfile, the lock of its dependencies, whether those are inside, and which of our
-    folders it imports."""
+    """One image: its name, the folder of its Dockerfile, the lock of its dependencies, whether those are inside, which of our folders it
+    imports, and the Debian packages that it needs beside the base's."""
 
     name: str
     folder: str
     lock: str
     with_deps: bool = True
     below: tuple[str, ...] = ("contracts",)
+    packages: tuple[str, ...] = ()
+
+    @property
+    def debian(self) -> tuple[str, ...]:
+        """What its base has."""
+        return (*BASE_PACKAGES, *self.packages)
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -42,7 +51,7 @@ OPERATOR = Component("operator", "operator", "requirements/operator.txt", below=
 GATEWAY = Component("gateway", "gateway", "requirements/gateway.txt", below=("contracts", "kube"))
 FETCH = Component("fetch", "fetch", "requirements/fetch.txt")
 _ENGINE = ("contracts", "sizing", "kernels")
-DAEMON = Component("daemon", "daemon", "requirements/daemon.txt", below=_ENGINE)
+DAEMON = Component("daemon", "daemon", "requirements/daemon.txt", below=_ENGINE, packages=COMPILER_PACKAGES)
 DAEMON_THIN = Component("daemon-thin", "daemon", "requirements/daemon.txt", with_deps=False, below=_ENGINE)
 
 
@@ -54,9 +63,9 @@ def digest(parts: Iterable[bytes]) -> str:
     return state.hexdigest()[:12]
 
 
-def base_image() -> str:
-    """The base's full name; the tag changes with the suite or the packages."""
-    return f"{REGISTRY}/base:{digest([SUITE.encode(), *(name.encode() for name in BASE_PACKAGES)])}"
+def base_image(component: Component) -> str:
+    """The full name of a component's base; the tag changes with the suite or the packages."""
+    return f"{REGISTRY}/base:{digest([SUITE.encode(), *(name.encode() for name in component.debian)])}"
 
 
 def source_files(root: Path, folders: tuple[str, ...]) -> list[Path]:
@@ -87,7 +96,7 @@ def image(root: Path, component: Component) -> str:
     inside = deps_hash(root, component) if component.with_deps else "none"
     dockerfile = (root / component.folder / "Dockerfile").read_bytes()
     app = app_hash(root, component.folders)
-    tag = digest([base_image().encode(), inside.encode(), app.encode(), dockerfile])
+    tag = digest([base_image(component).encode(), inside.encode(), app.encode(), dockerfile])
     return f"{REGISTRY}/{component.name}:{tag}"
 
 

@@ -90,7 +90,7 @@ class Cached:
         if found is None or not self.enabled:
             self._through_triton(grid, arguments, named, None if odd else key)
             return
-        run, function, metadata = found
+        run, function, metadata, _ = found
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         run(x, y, z, active.get_current_stream(device), function, metadata, None, None, None, *values, *self._constants)
 
@@ -120,7 +120,8 @@ class Cached:
         binary = self.jit[grid](*arguments, **named)
         whole = self._in_order and len(arguments) == len(self._rules)
         if binary is not None and key is not None and whole and why_not() is None:
-            self._binaries[key] = (binary.run, binary.function, binary.packed_metadata)
+            # The binary itself, too: when nobody holds it, Triton unloads its code (3.9).
+            self._binaries[key] = (binary.run, binary.function, binary.packed_metadata, binary)
 
 
 def _matters(param: Any) -> int:

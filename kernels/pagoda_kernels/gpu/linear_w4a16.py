@@ -16,14 +16,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
+from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.rows import check_rows
+from pagoda_kernels.gpu.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
 from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
-# Rows of one launch: each width is compiled.
-WIDTHS: Final = (16, 32, 64)
+WIDTHS: Final = (16, 32, 64)  # rows of one launch
+WARMED_BY: Final = (*WIDTHS, DENSE_ROWS)  # calls of so many rows compile everything
+_DENSE_BYTES: Final = 2**26  # of the weights that are dequantised at once
 _MOST_PIECES: Final = 2**31  # the kernel computes the cuts in 32 bits
 
 
@@ -74,32 +77,6 @@ class W4Scratch:
 
 
 @triton.jit
-def _pair(bits, zero):
-    """Two levels above the magic number, in the halves of `bits`, as numbers: [..., 2]."""
-    low = bits.to(tl.int16).to(zero.dtype, bitcast=True)
-    high = (bits >> 16).to(tl.int16).to(zero.dtype, bitcast=True)
-    return tl.join(low - zero, high - zero)
-
-
-@triton.jit
-def _levels(words, zero, zero_8, SLABS: tl.constexpr, MAGIC: tl.constexpr):
-    """Levels minus zeros [64 * SLABS, 128] of packed `words` [512 * SLABS / 2, 4]; `zero_8`: of the outputs that are 8 further.
-
-    The permutation renames registers, lanes and warps to what the tensor cores take as a left operand, and moves nothing.
-    """
-    near = tl.join(_pair(words & 0x000F000F | MAGIC, zero), _pair(words >> 8 & 0x000F000F | MAGIC, zero))
-    far = tl.join(_pair(words >> 4 & 0x000F000F | MAGIC, zero_8), _pair(words >> 12 & 0x000F000F | MAGIC, zero_8))
-    spread = tl.join(near, far).reshape(2, SLABS, 4, 8, 4, 4, 2, 2, 2)
-    return spread.permute(1, 2, 8, 3, 0, 5, 7, 4, 6).reshape(SLABS * 64, 128)
-
-
-@triton.jit
-def _zero(levels, MAGIC: tl.constexpr, DTYPE: tl.constexpr):
-    """Zeros above the magic number, as levels are."""
-    return (levels.to(tl.int16) | (MAGIC & 0x7FFF)).to(DTYPE, bitcast=True)
-
-
-@triton.jit
 def _scales(first, groups, SLABS: tl.constexpr):
     """Scales [64 * SLABS] of one group. By halves: if there are fewer than threads, a thread loads those that it multiplies by."""
     if SLABS == 1:
@@ -147,11 +124,11 @@ def _product(
         rows_of_x = tl.load(hidden + group * 128, mask=inside, other=0.0)
         if ASYMMETRIC:
             next_near, next_far = tl.load(zero_at + ahead), tl.load(zero_at + ahead + 8)
-            zero, zero_8 = _zero(near, MAGIC, DTYPE)[:, None], _zero(far, MAGIC, DTYPE)[:, None]
+            zero, zero_8 = zero_of(near, MAGIC, DTYPE)[:, None], zero_of(far, MAGIC, DTYPE)[:, None]
         else:
-            zero = _zero(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
+            zero = zero_of(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
             zero_8 = zero
-        levels = _levels(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC)
+        levels = levels_of(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC)
         acc += tl.dot(levels, rows_of_x.T) * scale.to(tl.float32)[:, None]
         scale = next_scale
         if ASYMMETRIC:
@@ -159,6 +136,7 @@ def _product(
     return acc
 
 
+@cached
 @triton.jit(do_not_specialize=["rows"])
 def _linear_w4a16_kernel(
     x, packed, scales, zeros, bias, out, partial, counters, rows, outputs, inputs, groups,
@@ -197,60 +175,36 @@ def _linear_w4a16_kernel(
                 tl.atomic_xchg(counters + tile, 0)
 
 
-@triton.jit
-def _dequantise_w4_kernel(
-    packed, scales, zeros, out, outputs, inputs, groups, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr,
-):  # fmt: skip
-    """One program writes 64 outputs x 128 inputs, each (level - zero) * scale rounded once."""
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    group, slab = tl.program_id(0), tl.program_id(1)
-    unit = slab * groups + group
-    place = tl.arange(0, 256)
-    n = tl.arange(0, 64)
-    k = group * 128 + tl.arange(0, 128)
-    words = tl.load(packed + unit.to(tl.int64) * 1024 + place[:, None] * 4 + tl.arange(0, 4)[None, :])
-    if ASYMMETRIC:
-        zero_at = zeros + unit * 64 + place % 128 // 32 * 16 + place // 4 % 8
-        zero, zero_8 = _zero(tl.load(zero_at), MAGIC, DTYPE)[:, None], _zero(tl.load(zero_at + 8), MAGIC, DTYPE)[:, None]
-    else:
-        zero = _zero(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
-        zero_8 = zero
-    weights = _levels(words, zero, zero_8, 1, MAGIC).to(tl.float32) * tl.load(scales + unit * 64 + n).to(tl.float32)[:, None]
-    at = (slab * 64 + n)[:, None]
-    tl.store(out + at.to(tl.int64) * inputs + k[None, :], weights.to(DTYPE), mask=(at < outputs) & (k < inputs)[None, :])
-
-
-def dequantise_w4(weights: Weights4, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
-    """Return the weights as [outputs, inputs] in bf16 or fp16, into `out` where given: as many bytes as before they were quantised."""
-    shape = (weights.outputs, weights.inputs)
-    out = weights.packed.new_empty(shape, dtype=dtype) if out is None else out
-    check_rows((out,), shape, dtype)
-    slabs, groups = weights.packed.shape[:2]
-    _dequantise_w4_kernel[(groups, slabs)](
-        weights.packed, weights.scales, _zeros_of(weights), out, *shape, groups,
-        MAGIC=_magic(dtype), ASYMMETRIC=weights.zeros is not None, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
 def linear_w4a16(
     x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | None = None,
     *, out: Tensor | None = None, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Return `x` [rows, inputs] times the transpose of `weights`, plus `bias` [outputs]; into `out` [rows, outputs] where given.
 
-    x, bias and out in bf16 or fp16, contiguous: ValueError otherwise. config: default w4_config of the rows. From DENSE_ROWS on it
-    allocates the dequantised weights.
+    x, bias and out in bf16 or fp16, contiguous: ValueError otherwise. config: default w4_config of the rows.
     """
     rows = len(x)
-    out = x.new_empty(rows, weights.outputs) if out is None else out
+    magic_of(x.dtype)
     check_rows((x,), (rows, weights.inputs), x.dtype)
+    out = x.new_empty(rows, weights.outputs) if out is None else out
     check_rows((out,), (rows, weights.outputs), x.dtype)
-    _magic(x.dtype)
     if rows >= DENSE_ROWS:
-        return out.copy_(linear(x, dequantise_w4(weights, x.dtype), bias))
+        return _dense(x, weights, bias, out)
     for first in range(0, rows, WIDTHS[-1]):
         _launch(x[first : first + WIDTHS[-1]], weights, scratch, bias, out[first : first + WIDTHS[-1]], config)
+    return out
+
+
+def _dense(x: Tensor, weights: Weights4, bias: Tensor | None, out: Tensor) -> Tensor:
+    """By cuBLAS, so many outputs at a time that their weights in x's dtype take _DENSE_BYTES at most."""
+    step = max(_DENSE_BYTES // (weights.inputs * x.element_size()) // (2 * SLAB), 1) * 2 * SLAB
+    for first in range(0, weights.outputs, step):
+        part = dequantise_w4(weights.of_outputs(first, first + step), x.dtype)
+        here = out[:, first : first + step]
+        if bias is None:
+            torch.mm(x, part.T, out=here)
+        else:
+            torch.addmm(bias[first : first + step], x, part.T, out=here)
     return out
 
 
@@ -265,9 +219,9 @@ def _launch(x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | Non
     programs = min(scratch.processors * config.programs, units)
     _check(weights, scratch, 2 * programs * config.tile_n * width, (units + 1) * programs)
     _linear_w4a16_kernel[(programs,)](
-        x, weights.packed, weights.scales, _zeros_of(weights), weights.scales if bias is None else bias, out, scratch.partial,
+        x, weights.packed, weights.scales, pointer_to_zeros(weights), weights.scales if bias is None else bias, out, scratch.partial,
         scratch.counters, rows, weights.outputs, inputs, groups,
-        TILE_N=config.tile_n, TILE_M=width, MAGIC=_magic(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
+        TILE_N=config.tile_n, TILE_M=width, MAGIC=magic_of(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
         WHOLE=inputs % GROUP == 0, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
@@ -278,15 +232,3 @@ def _check(weights: Weights4, scratch: W4Scratch, floats: int, product: int) -> 
         raise ValueError(f"the scratch must hold {floats} sums and {len(weights.packed)} counters, got {len(scratch.partial)} sums")
     if product >= _MOST_PIECES:
         raise ValueError(f"{weights.outputs} outputs of {weights.inputs} inputs are too many for the 32 bits of the kernel's cuts")
-
-
-def _magic(dtype: torch.dtype) -> int:
-    """Two floats whose last 4 bits count ones: 128 in bf16, 1024 in fp16."""
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations must be bfloat16 or float16, got {dtype}")
-    return 0x43004300 if dtype == torch.bfloat16 else 0x64006400
-
-
-def _zeros_of(weights: Weights4) -> Tensor:
-    """A pointer for a kernel that reads none."""
-    return weights.packed if weights.zeros is None else weights.zeros

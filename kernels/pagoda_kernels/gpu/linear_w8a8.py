@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.levels import LARGEST, ScaledRows
 from pagoda_kernels.gpu.prefill_config import arch_of
 
@@ -67,6 +68,7 @@ def _splits(outputs: int, inputs: int) -> int:
     return splits
 
 
+@cached
 @triton.jit(do_not_specialize=["rows"])
 def _linear_w8a8_kernel(
     weight, levels, weight_boxes, level_boxes, weight_scales, scales, bias, out, partial, rows, outputs, inputs, span,
@@ -112,6 +114,7 @@ def _linear_w8a8_kernel(
         tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)
 
 
+@cached
 @triton.jit(do_not_specialize=["rows"])
 def _merge_kernel(partial, weight_scales, scales, bias, out, rows, outputs, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """One program writes BLOCK outputs of one row."""
@@ -138,7 +141,8 @@ def linear_w8a8(
     """
     _check(x, weight, bias, dtype)
     rows, (outputs, inputs) = len(x.levels), weight.levels.shape
-    if config is None and rows > _FEW and x.levels.is_cuda and x.levels.dtype == torch.float8_e4m3fn:
+    by_torch = x.levels.dtype == torch.float8_e4m3fn and dtype == torch.bfloat16  # it writes nothing else where rows have scales
+    if config is None and rows > _FEW and by_torch and x.levels.is_cuda:
         return _by_torch(x, weight, bias, dtype)
     out = torch.empty(rows, outputs, dtype=dtype, device=x.levels.device)
     if rows:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.moe_config import Config, choose_config
 from pagoda_kernels.gpu.moe_route import LINE, Routing, moe_route
 from pagoda_kernels.gpu.prefill_config import arch_of
-from pagoda_kernels.gpu.rows import check_rows
+from pagoda_kernels.gpu.rows import blocks_of, check_rows
 
 if TYPE_CHECKING:
     from pagoda_kernels.gpu.moe_route import Routed
@@ -90,6 +90,7 @@ def _store(out, values, row, real, column, WIDTH: tl.constexpr, SWAP: tl.constex
     tl.store(out + at, values.to(out.dtype.element_ty), mask=mask)
 
 
+@cached
 @triton.jit
 def _gate_up_kernel(
     hidden, blocks, weights, inner, order, tiles,
@@ -120,6 +121,7 @@ def _gate_up_kernel(
     _store(inner, gate / (1.0 + tl.exp(-gate)) * up, first + lines, real, column, WIDTH, SWAP)
 
 
+@cached
 @triton.jit
 def _down_kernel(
     row_blocks, inner, blocks, weights, parts, order, tiles,
@@ -145,6 +147,7 @@ def _down_kernel(
     _store(parts, total, pair, real, tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), HIDDEN, SWAP)
 
 
+@cached
 @triton.jit
 def _sum_kernel(parts, weights, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
     """out [tokens, HIDDEN]: a token's parts times their weights, added up in the order of the weights."""
@@ -193,7 +196,7 @@ def moe_grouped(
 def _multiply_gate_up(hidden: Tensor, gate_up: Tensor, inner: Tensor, routed: Routed, config: Config) -> None:
     width, descriptors = inner.shape[1], _fetches(gate_up, config)
     _gate_up_kernel[(triton.cdiv(width, config.block_n), len(routed.tiles) - 1)](
-        hidden, _blocks(gate_up, config.block_n, config.block_k) if descriptors else None, gate_up, inner, routed.order, routed.tiles,
+        hidden, blocks_of(gate_up, config.block_n, config.block_k) if descriptors else None, gate_up, inner, routed.order, routed.tiles,
         TOP_K=routed.weights.shape[1], HIDDEN=hidden.shape[1], WIDTH=width, LINE=LINE,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SWAP=config.swap, DESCRIPTORS=descriptors,
         num_warps=config.warps, num_stages=config.stages,
@@ -204,8 +207,8 @@ def _multiply_down(inner: Tensor, down: Tensor, parts: Tensor, routed: Routed, c
     width, descriptors = parts.shape[1], _fetches(down, config)
     fetched = descriptors and config.block_m >= _LEAST_FETCHED
     _down_kernel[(triton.cdiv(width, config.down_n), len(routed.tiles) - 1)](
-        _blocks(inner, config.block_m, config.down_k) if fetched else None, inner,
-        _blocks(down, config.down_n, config.down_k) if descriptors else None, down, parts, routed.order, routed.tiles,
+        blocks_of(inner, config.block_m, config.down_k) if fetched else None, inner,
+        blocks_of(down, config.down_n, config.down_k) if descriptors else None, down, parts, routed.order, routed.tiles,
         HIDDEN=width, WIDTH=inner.shape[1], LINE=LINE,
         BLOCK_M=config.block_m, BLOCK_N=config.down_n, BLOCK_K=config.down_k, SWAP=config.swap, DESCRIPTORS=descriptors, FETCHED=fetched,
         num_warps=config.down_warps, num_stages=config.down_stages,
@@ -215,12 +218,6 @@ def _multiply_down(inner: Tensor, down: Tensor, parts: Tensor, routed: Routed, c
 def _fetches(weights: Tensor, config: Config) -> bool:
     """Whether a copy of a block may be asked for: its lines begin at multiples of 16 bytes."""
     return config.descriptors and weights.shape[-1] * weights.element_size() % 16 == 0
-
-
-def _blocks(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """`matrix` [.., width] as one of lines, of which a copy takes `rows` lines and `columns` of their numbers."""
-    width = matrix.shape[-1]
-    return TensorDescriptor(matrix, [matrix.numel() // width, width], [width, 1], [rows, columns])
 
 
 def _check(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, out: Tensor) -> None:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 
 MOST_EXPERTS = 1024
 _TOKENS = 32  # of a program: up to so many, one does all, in one launch
@@ -115,6 +116,7 @@ def _cut(tiles, counts, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, LINE: tl.c
         tl.store(line + 2, tl.minimum(counts - index * BLOCK_M, BLOCK_M), mask=mine)
 
 
+@cached
 @triton.jit(do_not_specialize=["tokens"])
 def _route_kernel(
     logits, experts_of, weights_of, counts_of, order, tiles, tokens,
@@ -137,6 +139,7 @@ def _route_kernel(
         tl.store(counts_of + tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E), counts)
 
 
+@cached
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _sort_kernel(
     experts_of, counts_of, order, tiles, tokens, blocks,

@@ -11,14 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.levels import LARGEST, ScaledRows, quantised
-from pagoda_kernels.gpu.rows import check_rows
-
-_WARP = 32
-_PER_THREAD = 16  # elements: two 128-bit loads of bf16
-_MOST_WARPS = 32
+from pagoda_kernels.gpu.rows import check_rows, whole_row
 
 
+@cached
 @triton.jit
 def _quantise_rows_kernel(x, levels, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
@@ -41,23 +39,19 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> ScaledRows:
         raise ValueError(f"levels must be one of {', '.join(map(str, LARGEST))}, got {dtype}")
     out = ScaledRows.empty(rows, width, dtype, x.device)
     if rows:
-        block = triton.next_power_of_2(width)
-        _quantise_rows_kernel[(rows,)](x, out.levels, out.scales, WIDTH=width, BLOCK=block, LARGEST=LARGEST[dtype], num_warps=_warps(block))
+        block, warps = whole_row(width)
+        _quantise_rows_kernel[(rows,)](x, out.levels, out.scales, WIDTH=width, BLOCK=block, LARGEST=LARGEST[dtype], num_warps=warps)
     return out
 
 
-def _warps(block: int) -> int:
-    return min(max(block // (_WARP * _PER_THREAD), 1), _MOST_WARPS)
-
-
 def _export(name: str, kind: str, width: int, largest: float, archs: tuple[str, ...]) -> Export:
-    block = triton.next_power_of_2(width)
+    block, warps = whole_row(width)
     return Export(
         name=f"quantise_rows_{name}_{width}",
         kernel=_quantise_rows_kernel,
         signature={"x": "*bf16", "levels": kind, "scales": "*fp32"},
         constants={"WIDTH": width, "BLOCK": block, "LARGEST": largest},
-        options={"num_warps": _warps(block)},
+        options={"num_warps": warps},
         bands=Bands(registers=64, wide_loads=1.0),
         archs=archs,
     )

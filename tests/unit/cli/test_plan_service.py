@@ -125,7 +125,7 @@ def test_on_cpu_the_service_asks_for_the_catalogues_cores_and_memory(plan):
             "h100: a replica computes on one device, because tensor parallelism is not built",
         ),
         (("hf://Qwen/Qwen3-0.6B", "--device", "mi300x"), "mi300x: there is no daemon for it"),
-        (("hf://Qwen/Qwen3-0.6B", "--quantization", "fp8", "--device", "l4"), "l4: the daemon does not run fp8 weights on it"),
+        (("hf://Qwen/Qwen3-0.6B", "--quantization", "fp8", "--device", "a10"), "a10: the daemon does not run fp8 weights on it"),
         (("hf://Qwen/Qwen3-0.6B", "--kv-dtype", "fp8", "--device", "a10"), "a10: the daemon does not keep keys and values as fp8 on it"),
         (("hf://Qwen/Qwen3-0.6B", "--kv-dtype", "int8", "--device", "cpu"), "cpu: the daemon does not keep keys and values as int8 on it"),
         (("hf://Qwen/Qwen3-235B-A22B", "--device", "a10"), "--yaml: no device fits; pagoda plan without --yaml says why"),

@@ -61,7 +61,12 @@ ENTRY = "cpu:\n      cores: 250m\n      memory: 2Gi"
     ("changes", "line", "says"),
     [
         ({ENTRY: "gpu: {count: 2}"}, 9, "spec.accelerators[0].gpu.count: refused: gpu.count must be 1, got 2: a replica computes on one"),
-        ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: int8}"}, 10, "spec.accelerators[0]: refused: engine.quantization int8"),
+        ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: nvfp4}"}, 10, "spec.accelerators[0]: refused: engine.quantization nvfp4"),
+        (
+            {"pvc://models/tiny": QWEN, ENTRY: "gpu: {product: A100}", "spec:": "spec:\n  engine: {quantization: fp8}"},
+            10,
+            "spec.accelerators[0]: refused: fp8 weights need compute capability 8.9, this device has 8.0",
+        ),
         ({"pvc://models/tiny": "hf://openai-community/gpt2"}, 7, "spec.model.uri: refused: no daemon serves this model: model_type 'gpt2'"),
         ({"pvc://models/tiny": QWEN}, 9, "spec.accelerators[0]: refused: needs "),
         ({"memory: 2Gi": "memory: 64Mi"}, 11, "spec.accelerators[0].cpu.memory: refused: container daemon takes "),

@@ -79,6 +79,11 @@ def test_tags_do_not_depend_on_where_the_checkout_is(unchanged):
     assert unchanged == tags(ROOT)
 
 
+def test_the_image_for_gpus_has_the_compiler_that_triton_starts_with_and_no_other_has():
+    assert {component.name for component in COMPONENTS if {"gcc", "libc6-dev", "libpython3.11-dev"} <= set(component.debian)} == {"daemon"}
+    assert len({recipe.base_image(component) for component in COMPONENTS}) == 2
+
+
 def test_chart_values_mount_the_dependencies_where_the_image_looks_for_them():
     profile = recipe.chart_values(dict.fromkeys(COMPONENTS, "an/image:1"))["defaultProfile"]
     pod = profile["podTemplate"]["spec"]

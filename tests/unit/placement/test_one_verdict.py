@@ -9,6 +9,7 @@ from pagoda_cli.validate import _verdicts
 from pagoda_contracts.launch import EngineConfig
 from pagoda_daemon.core.errors import ConfigRejected, ModelRejected
 from pagoda_daemon.model.config import FAMILIES, parse_spec
+from pagoda_daemon.model.quantised import FORMATS, not_quantised, quantised_bytes
 from pagoda_daemon.model.weights import weight_bytes
 from pagoda_daemon.runner.host import Memory
 from pagoda_daemon.runner.kv_size import kv_shape, needs
@@ -18,7 +19,7 @@ from pagoda_sizing.devices import catalogue
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.host import DEVICE_CONTEXT
 from pagoda_sizing.plan import Ask, Verdict, plan
-from pagoda_sizing.platforms import products, slices
+from pagoda_sizing.platforms import platforms, products, slices
 from pagoda_sizing.published import published, published_model
 from pagoda_sizing.served import ARCHITECTURES, unserved
 from support.harness.inventories import gpu, inventory, mig, question, spec
@@ -93,6 +94,31 @@ def test_the_tokens_of_a_step_that_are_asked_for_count_for_every_component(token
     verdicts = {device.name: tuple(one(model, device, tokenBudget=tokens) for one in by) for device in DEVICES}
     assert {name: found for name, found in verdicts.items() if len(set(found)) > 1} == {}
     assert verdicts["l4"] == 3 * (tokens < 65_536,)
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_in_fewer_bits_have_one_verdict_on_every_whole_device(kind, name):
+    """An entry `mig` names no product: whether a slice has fp8 is the daemon's to say."""
+    (model,) = (one for one in MODELS if one.name == name)
+    own = parse_spec({**model.config, "architectures": [KINDS[model.config["model_type"]]]})
+    capability = {one.product: one.capability for one in platforms().products}
+
+    def by_daemon(device):
+        config = EngineConfig.model_validate({"maxModelLen": context(model), "maxConcurrency": ROWS}).at(cuda=True)
+        there = Memory(memory(device), memory(device) - DEVICE_CONTEXT, limited=True, kind="device")
+        try:
+            kv_shape(config, needs(own, config, quantised_bytes(own, torch.bfloat16, FORMATS[kind]), 2), there)
+        except ConfigRejected:
+            return False
+        return not_quantised(own, kind, capability[device.product]) is None
+
+    by = (by_placement, by_validate)
+    whole = [device for device in DEVICES if not device.profile]
+    verdicts = {device.name: {by_daemon(device), *(one(model, device, quantization=kind) for one in by)} for device in whole}
+    assert {name: found for name, found in verdicts.items() if len(found) > 1} == {}
+    served = {name for name, found in verdicts.items() if found == {True}}
+    assert ("a10" in served, "l4" in served) == ((kind != "fp8", True) if "Llama" in name else (False, False))
 
 
 @pytest.mark.parametrize("product", sorted({*products()} - {device.product for device in catalogue()}))

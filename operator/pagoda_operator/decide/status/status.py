@@ -8,6 +8,7 @@ how long a verdict has lasted. Nothing in a status changes by itself: each chang
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from pagoda_placement.values import stamp, unix
 from pagoda_operator.api.conditions import Conditions, State
 from pagoda_operator.api.errors import SpecProblem
 from pagoda_operator.api.pods import Pod
+from pagoda_operator.api.signals import MISSING_S
 from pagoda_operator.api.state import CONTROLLER_REVISIONS, DEPLOYMENTS, Observed
 from pagoda_operator.decide.children import CLAIM, Where, render
 from pagoda_operator.decide.health import Health
@@ -85,8 +87,19 @@ def _ready(found: Verdict, known: Condition | None) -> State:
 def _serving(observed: Observed, conditions: Conditions) -> Condition:
     """Whether any replica takes requests. Its message has no numbers: each change would be a write."""
     if any(pod.serves for pod in observed.pods):
-        return conditions.one(SERVING, "True", TAKES_REQUESTS.name, "")
+        return conditions.one(SERVING, "True", TAKES_REQUESTS.name, _unrouted(observed))
     return conditions.one(SERVING, "False", (NO_REPLICA if has_served(observed) else NOT_SERVED_YET).name, "")
+
+
+def _unrouted(observed: Observed) -> str:
+    """Said of replicas that have been Ready for a minute, if all gateways report, and none has had any of them for a minute."""
+    signals = observed.signals
+    if signals is None or not signals.fresh or not signals.wakes or signals.endpoints or not MISSING_S <= observed.unheard_s < math.inf:
+        return ""
+    if not any(pod.serves and pod.ready_since is not None and observed.now - pod.ready_since >= MISSING_S for pod in observed.pods):
+        return ""
+    name = observed.meta.name
+    return f"gateways have none of its replicas and hold its requests; look at Service {name} and its EndpointSlices"
 
 
 def down(status: Mapping[str, Any]) -> bool:

@@ -1,35 +1,54 @@
 """The GPU's worker, its kernels interpreted, against the torch one: the same plans, the same tokens, whatever is mixed in a step."""
 
+import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import structlog
 import torch
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.gpu import attending, load, staging
-from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
+from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
+from pagoda_daemon.gpu.graphs import DecodeGraphs
+from pagoda_daemon.gpu.inputs import (
+    ADAPTED,
+    ADAPTED_WANTED,
+    Shape,
+    bucket_of,
+    buckets,
+    decode_arrays,
+    fill,
+    leading,
+    mixed_arrays,
+    places,
+    tiles_name,
+)
 from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
+from pagoda_daemon.lora.load import fused_adapter, pooled_adapter
 from pagoda_daemon.model import files
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.fused import not_fused
-from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
 from pagoda_daemon.scheduler.limits import Limits
 from pagoda_kernels.interpreter.honest import HonestInterpreter
-from pagoda_kernels.testing import device
+from pagoda_kernels.testing import assert_close, device
 from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
+from support.engine.random_adapters import matrices, wide
+from triton import knobs
 
 pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
 
@@ -69,17 +88,14 @@ def workers(spec):
     return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
 
 
-def adapter(spec, place):
-    """Strong enough that it chooses other tokens."""
-    random = torch.Generator().manual_seed(8)
-
-    def ranks(out, size):
-        return LowRank(*(torch.randn(shape, generator=random).to(place) for shape in ((4, size), (out, 4))))
-
-    attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    parts = {"qkv": (attended, spec.hidden), "output": (spec.hidden, spec.heads * spec.head_dim)}
-    parts |= {"gate_up": (2 * spec.intermediate, spec.hidden), "down": (spec.hidden, spec.intermediate)}
-    return Adapter("a", 4, tuple({part: ranks(*size) for part, size in parts.items()} for _ in range(spec.layers)))
+def adapt(ours, theirs, found):
+    """Both hold the adapters `found`, by slot. Strong enough that they choose other tokens."""
+    spec = ours.forward.decoder.spec
+    if ours.forward.adapters is None:
+        load.take_adapters(ours, AdaptersConfig(max_loaded=2, max_rank=20), lambda _share: None)
+    for slot, one in found.items():
+        ours.forward.adapters[slot] = pooled_adapter(wide(one), spec, ours.forward.kv.data)
+        theirs.forward.adapters[slot] = fused_adapter(wide(one), spec)
 
 
 class Batch:
@@ -155,26 +171,96 @@ def test_keys_and_values_in_8_bits_are_read_as_they_were_written(kept):
         assert (got - expected).norm() < 0.05 * expected.norm()
 
 
-def test_experts_between_the_fused_ops_give_the_tokens_of_torch():
-    experts = Experts(count=4, per_token=2, intermediate=48, normalised=True, names=FAMILIES["Qwen3MoeForCausalLM"].experts)
-    ours, theirs = workers(spec := shape(experts=experts, sparse=(True, False)))
-    batch = Batch(prompts(spec.vocab_size, (1, 17)))
-    for counts in ((1, 16), (1, 1), (1, 1)):
-        plan = batch.step(counts)
-        same(ours.execute(plan), theirs.execute(plan))
+def with_experts(*, normalised):
+    names = FAMILIES["Qwen3MoeForCausalLM"].experts
+    return shape(experts=Experts(count=4, per_token=2, intermediate=48, normalised=normalised, names=names), sparse=(True, False))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_give_the_logits_of_torch(normalised):
+    ours, theirs = workers(spec := with_experts(normalised=normalised))
+    batch = Batch(prompts(spec.vocab_size, (1, 5)))
+    for wanted, plan in ((np.array([0, 4]), batch.step((1, 4))), (np.array([0]), batch.step((0, 1)))):
+        found, right = (one.forward.logits(plan, wanted).cpu() for one in (ours, theirs))
+        assert_close(found, right.double(), "fp32")
+
+
+def test_a_pass_through_experts_reads_nothing_on_the_host(monkeypatch):
+    """A graph could not be captured."""
+    ours, _ = workers(spec := with_experts(normalised=True))
+    plan = Batch(prompts(spec.vocab_size, (1,))).step((1,))
+    for name in ("tolist", "item", "nonzero", "bincount", "__bool__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_arguments, **_named: pytest.fail("a value is read on the host"))
+    ours.forward.states(plan, np.array([0]))
 
 
 def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
     ours, theirs = workers(spec := shape())
-    for worker in (ours, theirs):
-        worker.forward.adapters[1] = adapter(spec, worker.forward.kv.data.device)
-    batch, counts = Batch(prompts(spec.vocab_size, (9, 17))), ((9, 16), (1, 1), (1, 1))
-    plans = [replace(batch.step(count), adapters=np.array([1, 0], np.int32)) for count in counts]
-    found = [ours.execute(plan) for plan in plans]
-    for one, plan in zip(found, plans, strict=True):
-        same(one, theirs.execute(plan))
-    without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
-    assert [one.token_ids[0] for one in found] != [one.token_ids[0] for one in without]
+    some = matrices(spec, 2, lambda module: 20 * ("q_proj" in module.name or "up_proj" in module.name))
+    adapt(ours, theirs, {1: matrices(spec, 1, lambda _: 4), 2: some})
+    batch, slots = Batch(prompts(spec.vocab_size, (5, 9, 3))), np.array([1, 0, 2], np.int32)
+    plans = [batch.step(counts) for counts in ((5, 8, 3), (1, 1, 1), (1, 1, 1))]
+    without = theirs.execute(plans[0])
+    for number, plan in enumerate(plans):
+        if number == 2:
+            adapt(ours, theirs, {1: matrices(spec, 3, lambda _: 17)})  # of higher rank, in the same slot
+        found = ours.execute(adapted := replace(plan, adapters=slots[plan.rows]))
+        same(found, theirs.execute(adapted))
+        assert number or (found.token_ids != without.token_ids).all()
+
+
+def test_what_a_graph_holds_computes_rows_with_adapters():
+    """Padded, with room for an adapter of each row's own; the last layer's rows are all wanted."""
+    ours, theirs = workers(spec := shape())
+    adapt(ours, theirs, {2: matrices(spec, 1, lambda _: 4)})
+    batch = Batch(prompts(spec.vocab_size, (1, 1, 1)))
+    plan = replace(batch.step((1, 1, 1)), adapters=np.array([2, 0, 2], np.int32))
+    logits = torch.full((4, spec.vocab_size), torch.nan, device=device())
+    ours.forward._decode(ours.forward.send(decode_arrays(plan, ours.forward._shape, 4)), 4, logits)
+    torch.testing.assert_close(logits[:3].cpu(), theirs.forward.logits(plan, np.arange(3)), atol=1e-4, rtol=1e-4)
+
+
+def test_graphs_are_captured_with_adapters_and_without_and_each_step_replays_its_own(monkeypatch):
+    replayed, captured = [], []
+
+    class Graph:
+        def pool(self):
+            return None
+
+        def replay(self):
+            replayed.append(captured[self.number])
+
+    def compute(sent, rows, _logits):
+        Graph.number = len(captured)
+        captured.append((rows, ADAPTED in sent))
+
+    def kept(graph, **_named):
+        graph.number = len(captured)
+        return nullcontext()
+
+    for name, value in (("CUDAGraph", Graph), ("graph", kept), ("synchronize", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    graphs = DecodeGraphs(Shape(BLOCK, (None,), 256, 64, spare_row=7), 8, 64, torch.zeros(4, 9))
+    graphs.capture((1, 2, 4), compute, lambda _share: None, adapted=True)
+    assert captured[::2] == [(rows, adapted) for rows in (4, 2, 1) for adapted in (True, False)]  # each is computed once before
+    plan, staging = Batch(prompts(200, (1, 1))).step((1, 1)), Staging(torch.device("cpu"))
+    for adapters in (None, np.array([0, 1], np.int32)):
+        assert graphs.replay(replace(plan, adapters=adapters), 2, staging).shape == (2, 9)
+    assert replayed == [(2, False), (2, True)]
+
+
+def test_an_adapter_for_which_there_is_no_place_left_has_memory_of_its_own():
+    spec, like = shape(), torch.zeros(1)
+    pool, found = AdapterPool(spec, 2, 20, like), [matrices(spec, seed, lambda _: 20) for seed in (1, 2, 3)]
+    assert pool.pool.weights.nbytes + pool.pool.places.nbytes < pool_bytes(spec, 2, 20, 8, like.itemsize)
+    for slot, one in enumerate(found, 1):
+        pool[slot] = packed = pooled_adapter(wide(one), spec, like)
+        size, begin = packed.packed.weights.nbytes, int(pool.pool.places[slot, 0, 0, 0]) * like.itemsize
+        there = (ctypes.c_char * size).from_address(pool.pool.weights.data_ptr() + begin)
+        assert bytes(there) == packed.packed.weights.numpy().tobytes()
+        assert 0 <= begin <= pool.pool.weights.nbytes - size or slot == 3
+    del pool[3]
+    assert sorted(pool) == [1, 2]
 
 
 def test_warming_leaves_all_blocks_but_the_spare_one_alone():
@@ -202,7 +288,7 @@ def test_a_graph_is_for_steps_whose_logits_are_wanted_in_the_order_of_the_rows()
     assert forward._replayed(plan, np.array([0, 1])) == "the graph's"
     assert forward._replayed(plan, np.array([1, 0])) is None, "a scored prompt of one token stands behind those that sample"
     assert forward._replayed(plan, np.array([1])) is None
-    assert forward._replayed(replace(plan, adapters=np.array([1, 0], np.int32)), np.array([0, 1])) is None
+    assert forward._replayed(replace(plan, adapters=np.array([1, 0], np.int32)), np.array([0, 1])) == "the graph's"
 
 
 def test_a_seed_gives_the_same_tokens_whatever_the_neighbours_ask_for():
@@ -223,6 +309,7 @@ def test_a_seed_gives_the_same_tokens_whatever_the_neighbours_ask_for():
         ({}, None),
         ({"head_dim": 80}, "heads of 80: the fused ops know 16, 32, 64, 128, 256"),
         ({"heads": 128, "kv_heads": 1}, "128 query heads per key head: the fused ops know at most 64"),
+        ({"experts": Experts(1025, 2, 48, True, FAMILIES["Qwen3MoeForCausalLM"].experts)}, "1025 experts: the fused ops know at most 1024"),
     ],
 )
 def test_models_that_the_kernels_cannot_compute_are_left_to_torch(changes, told):
@@ -327,6 +414,30 @@ def test_every_bit_of_the_pattern_is_turned_by_each_check_and_each_word_is_its_o
     ), "for good"
 
 
+def test_a_kernel_that_is_compiled_after_the_load_is_logged_and_counted_with_the_step_that_waited(monkeypatch):
+    hook, heard = "jit_post_compile_hook", []
+    monkeypatch.setattr(knobs.runtime, hook, lambda **told: heard.append(told["fn"].name))
+    ours, theirs = workers(spec := shape())
+    ours.watch_compiler()
+    batch = Batch(prompts(spec.vocab_size, (5, 9, 8)))
+    plans = [batch.step((5, 9, 0)), batch.step((1, 1, 4)), batch.step((1, 1, 4))]  # prompts in each: on a GPU the others are graphs
+    states = ours.forward.states
+
+    def compiles(plan, wanted):
+        if plan is plans[1]:
+            for name in ("_scan", "_choose"):
+                getattr(knobs.runtime, hook)(fn=SimpleNamespace(name=name))
+        return states(plan, wanted)
+
+    monkeypatch.setattr(ours.forward, "states", compiles)
+    with structlog.testing.capture_logs() as logs:
+        found = [ours.execute(plan) for plan in plans]
+    for one, plan in zip(found, plans, strict=True):
+        same(one, theirs.execute(plan))
+    assert [one.compiled for one in found] == [0, 2, 0]
+    assert [line["kernel"] for line in logs] == heard == ["_scan", "_choose"], "whoever had a hook before keeps it"
+
+
 def test_every_array_begins_at_sixteen_bytes_and_none_overlaps_another():
     batch = Batch(prompts(200, (5, 9, 3)))
     batch.step((5, 9, 3))
@@ -348,6 +459,21 @@ def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
     assert arrays["lengths"].tolist() == [6, 10, 0, 0]
     assert arrays["slots"][2:].tolist() == [-1, -1]
     assert arrays["rows"].tolist() == [0, 1, ROWS + 1, ROWS + 1]
+
+
+def test_rows_with_adapters_stand_in_the_arrays_of_their_step():
+    batch, (one,) = Batch(prompts(200, (5, 9, 3))), {ours.forward._shape for ours in [workers(shape())[0]]}
+    prompt = replace(batch.step((5, 9, 3)), adapters=np.array([2, 0, 1], np.int32))
+    arrays = mixed_arrays(prompt, one, np.array([13, 16]))
+    assert arrays[ADAPTED].tolist() == [14, 15, 16, 0, 1, 2, 3, 4]
+    assert arrays[tiles_name(ADAPTED)].tolist() == [2, 1, 0, 3, 2, 3, 8]
+    assert arrays[ADAPTED_WANTED].tolist() == [1]
+    assert arrays[tiles_name(ADAPTED_WANTED)].tolist() == [1, 1, 0, 1]
+    rows = replace(batch.step((1, 1, 1)), adapters=np.array([2, 0, 1], np.int32))
+    arrays = decode_arrays(rows, one, 4)
+    assert arrays[ADAPTED].tolist() == [2, 0, 0, 0]
+    assert arrays[tiles_name(ADAPTED)].tolist() == [2, 1, 0, 1, 2, 1, 2] + [0] * 6
+    assert ADAPTED not in decode_arrays(replace(rows, adapters=None), one, 4)
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():

@@ -8,6 +8,7 @@ import asyncio
 import collections
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -131,7 +132,7 @@ async def stage(monkeypatch):
             super()._take(outcome)
 
         def _commit(self, state, result):
-            super()._commit(state, result)
+            super()._commit(state, replace(result, compiled=2 * len(result.errors)))
             self.news = made.landed
 
         def _next(self):
@@ -256,6 +257,7 @@ AT_LAST = {
     "vllm:corrupted_requests_total": 1,
     "pagoda_daemon_kv_blocks state=free": 4,
     "pagoda_daemon_steps_total": 13,
+    "pagoda_daemon_late_compilations_total": 2,
     "pagoda_daemon_phase phase=ready": 1,
     "pagoda_daemon_load_progress_ratio": 1,
     "pagoda_daemon_deep_checks_total outcome=right": 1,

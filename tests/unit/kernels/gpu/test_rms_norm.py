@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from pagoda_kernels.gpu.quantise_rows import quantise_rows
+from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm, rms_norm_levels
 from pagoda_kernels.reference.rms_norm import add_rms_norm as judged_add
 from pagoda_kernels.reference.rms_norm import rms_norm as judged
 from pagoda_kernels.reference.ulps import ulps_apart
@@ -124,6 +125,18 @@ def test_a_row_behind_two_to_the_31_elements():
 def test_what_the_kernel_could_not_read_is_refused(change, told):
     with pytest.raises(ValueError, match=told):
         rms_norm(*change(*rows(3, 40, torch.bfloat16)), EPS)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("added", [False, True])
+def test_levels_are_those_that_the_norm_would_be_quantised_to(kind, added):
+    (x, weight), (residual, _) = rows(3, 100, torch.bfloat16), rows(3, 100, torch.bfloat16, seed=1)
+    total = residual.clone()
+    right = quantise_rows(add_rms_norm(x, total, weight, EPS) if added else rms_norm(x, weight, EPS), kind)
+    found = rms_norm_levels(x, residual if added else None, weight, EPS, kind)
+    assert torch.equal(found.levels.view(torch.uint8), right.levels.view(torch.uint8))
+    assert torch.equal(found.scales, right.scales)
+    assert torch.equal(residual, total) or not added
 
 
 def test_a_residual_of_another_shape_is_refused():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from pagoda_kernels.gpu.silu_mul import silu_mul
+from pagoda_kernels.gpu.quantise_rows import quantise_rows
+from pagoda_kernels.gpu.silu_mul import silu_mul, silu_mul_levels
 from pagoda_kernels.reference.silu_mul import silu_mul as judged
 from pagoda_kernels.reference.ulps import ulps_apart
 from pagoda_kernels.testing import KIND_OF, assert_close, device
@@ -54,6 +55,14 @@ def test_the_output_may_be_given():
     out = torch.full((3, 40), torch.nan, dtype=torch.bfloat16, device=device())
     assert silu_mul(x, out=out) is out
     assert torch.equal(out, silu_mul(x))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_levels_are_those_that_the_product_would_be_quantised_to(kind):
+    x = gate_up(3, 1030, torch.bfloat16)
+    found, right = silu_mul_levels(x, kind), quantise_rows(silu_mul(x), kind)
+    assert torch.equal(found.levels.view(torch.uint8), right.levels.view(torch.uint8))
+    assert torch.equal(found.scales, right.scales)
 
 
 @pytest.mark.skipif(device().type == "cpu", reason="a million rows are hours in the interpreter")

@@ -37,10 +37,19 @@ def test_more_devices_than_a_replica_can_use_are_refused_by_name(entry, field):
 
 def test_weights_that_no_daemon_has_on_a_device_are_refused_by_name():
     made = harness(gpu("H100"), CPU, there=(node("a", H100, whole(8)),))
-    made.edit(engine=ENGINE | {"quantization": "int8"})
+    made.edit(engine=ENGINE | {"quantization": "nvfp4"})
     made.settle()
-    assert placement(made)["chosen"] == "cpu[1]"
-    assert placement(made)["rejected"][0]["why"] == "engine.quantization int8 is not built; on devices, nothing but none is"
+    assert placement(made)["rejected"][0]["why"] == "engine.quantization nvfp4 is not built; on devices, fp8, int8, int4 are"
+
+
+@pytest.mark.parametrize(("quantization", "chosen"), [("int8", "gpu[0]"), ("fp8", "gpu[1]")])
+def test_fp8_weights_go_to_a_device_that_has_fp8(quantization, chosen):
+    made = harness(gpu("A100"), gpu("H100"), model=LLAMA8, there=(node("a", A100_80, whole(8)), node("h", H100, whole(8))))
+    made.edit(engine=ENGINE | {"quantization": quantization})
+    made.settle()
+    assert placement(made)["chosen"] == chosen
+    if chosen == "gpu[1]":
+        assert "fp8 weights need compute capability 8.9, this device has 8.0" in placement(made)["rejected"][0]["why"]
 
 
 LONG = {"maxModelLen": 131072, "maxConcurrency": 64}
@@ -71,7 +80,7 @@ def test_a_device_without_float8_is_refused_for_it_and_one_with_it_holds_more_re
     alone = harness(gpu("A100"), there=(node("a", A100_80, whole(8)),))
     alone.edit(engine=ENGINE | {"kvCache": {"dtype": "float8"}})
     alone.settle()
-    assert f"{A100_80.product} has no instructions for engine.kvCache.dtype float8; use int8" in alone.conditions()["Stalled"]["message"]
+    assert "engine.kvCache.dtype float8 needs compute capability 8.9, this device has 8.0" in alone.conditions()["Stalled"]["message"]
 
 
 @pytest.mark.parametrize(("budget", "tokens", "held"), [({}, 2048, 14), ({"tokenBudget": 512}, 512, 15)])

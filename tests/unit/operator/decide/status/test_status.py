@@ -1,12 +1,17 @@
 """What the status says, by kstatus' rules."""
 
 import copy
+import math
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_DRAIN_DEADLINE
 from pagoda_operator.api.errors import Denied
+from pagoda_operator.api.signals import EndpointSignal, Seen, ServiceSignals
 from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, PODS, SERVICES
+from pagoda_operator.decide.plan import plan
+from pagoda_operator.decide.status.status import status as status_of
 from pagoda_operator.watch.observe import faults
 from pagoda_placement.values import stamp
 from support.harness.harness import Harness
@@ -429,3 +434,29 @@ def test_an_operator_that_may_not_read_events_goes_on_without_them():
 
 async def refused(namespace, pod):
     raise Denied(f"events of {namespace}/{pod}")
+
+
+HEARD = ServiceSignals(fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("signals", "unheard_s", "age_s", "said"),
+    [
+        (HEARD, 60.0, 60, "gateways have none of its replicas and hold its requests; look at Service tiny and its EndpointSlices"),
+        (HEARD, 59.0, 60, ""),
+        (HEARD, 3600.0, 59, ""),
+        (HEARD, math.inf, 60, ""),
+        (replace(HEARD, fresh=False), 60.0, 60, ""),
+        (replace(HEARD, wakes=False), 60.0, 60, ""),
+        (replace(HEARD, endpoints={"a": EndpointSignal(Seen.DEAD)}), 60.0, 60, ""),
+        (None, 60.0, 60, ""),
+    ],
+)
+def test_replicas_that_no_gateway_has_are_said_in_serving(signals, unheard_s, age_s, said):
+    """Its Service was deleted, say, or nobody makes EndpointSlices of it."""
+    observed = harness_with(running(ready=True)).observed()
+    (pod,) = observed.pods
+    pods = (replace(pod, ready_since=observed.now - age_s),)
+    observed = replace(observed, pods=pods, signals=signals, unheard_s=unheard_s)
+    (line,) = [one for one in status_of(observed, plan(observed), None, AT.format(9))["conditions"] if one["type"] == "Serving"]
+    assert (line["status"], line["reason"], line.get("message", "")) == ("True", "TakesRequests", said)
