@@ -1,7 +1,8 @@
 """The whole engine on a GPU: the real loop, scheduler and worker in this process, random weights made on the device. For bench/gpu.py.
 
 Variants are ablations of the same engine: `eager` is PyTorch op by op, `fused` our kernels launched one by one, `graphs` replays CUDA
-graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes.
+graphs but waits for each step, `overlap` (what is served) launches a step while the one before computes. `adapters` is `overlap` with LoRA
+adapters of rank 16 in memory.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_device import Machine
-from gpu_models import Model
+from gpu_models import Model, digest, random_adapters
 from gpu_numbers import Ceilings
 from gpu_record import Measurement
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import StepPlan, StepResult, WorkerLimits
 from pagoda_daemon.core.messages import Failed, FromEngine, Ready, Shutdown, StepOutput, Submit
 from pagoda_daemon.core.sampling import Sampling
@@ -37,23 +38,25 @@ from pagoda_daemon.runner.worker import Worker
 from pagoda_daemon.simulated.replicas.engine import LocalWire
 
 _REPLAYS = 20
-VARIANTS = ("overlap", "graphs", "fused", "eager")
+VARIANTS = ("overlap", "adapters", "graphs", "fused", "eager")
+_ADAPTERS = AdaptersConfig(max_loaded=32, max_rank=16)
 
 
 @dataclass(frozen=True)
 class Point:
-    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy."""
+    """`rows` requests at once of `prompt` tokens in, `answer` out; `temperature` 0 is greedy. Their `adapters` take turns; 0: none."""
 
     rows: int
     prompt: int
     answer: int
     temperature: float = 0.0
     top_p: float = 1.0
+    adapters: int = 0
 
     @property
     def name(self) -> str:
         drawn = f" temperature {self.temperature} top_p {self.top_p}" if self.temperature else ""
-        return f"rows {self.rows} in {self.prompt} out {self.answer}{drawn}"
+        return f"rows {self.rows} in {self.prompt} out {self.answer}{drawn}" + (f" adapters {self.adapters}" if self.adapters else "")
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,13 @@ def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLi
         with model.weights.norm.device:
             kv = KvCache(model.spec, limits.blocks_total + 1, limits.block_size, torch.bfloat16)
             return ModelWorker(TorchForward(Decoder(model.spec, model.weights, limits.max_model_len), kv), limits)
-    from pagoda_daemon.gpu.load import warm_worker  # not for `eager`: it needs Triton
+    from pagoda_daemon.gpu.load import take_adapters, warm_worker  # not for `eager`: it needs Triton
 
-    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant != "fused")
+    worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant not in ("fused", "adapters"))
+    if variant == "adapters":
+        store = take_adapters(worker, _ADAPTERS, lambda _share: None)
+        worker.adapters = replace(store, first=random_adapters(model, _ADAPTERS.max_loaded, _ADAPTERS.max_rank))
+        return worker
     return worker if variant == "overlap" else Sync(worker)
 
 
@@ -126,9 +133,10 @@ class Served:
         )
         prompts = [tuple(random.randrange(3, self._vocab) for _ in range(point.prompt)) for _ in range(point.rows)]
         begun, left, stamps, first = time.perf_counter(), point.rows, [], {}
-        for prompt in prompts:
+        for index, prompt in enumerate(prompts):
             self._names += 1
-            self._wire.put(Submit(str(self._names), prompt, sampling))
+            adapter = digest(index % point.adapters) if point.adapters else ""
+            self._wire.put(Submit(str(self._names), prompt, sampling, adapter=adapter))
         while left:
             stamp, message = self._until(StepOutput)
             for output in message.outputs:
@@ -168,12 +176,14 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
     return WorkerLimits(blocks, engine.block_size, model.spec.vocab_size, max(longest, engine.block_size))
 
 
+NARROW = (Point(64, 1000, 64), Point(256, 1000, 48))
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
 EXPERTS = (*ABLATION, Point(1, 8000, 2))
 PROMPTS = (Point(1, 8000, 2), Point(64, 2000, 32))
 QUANTISED = (Point(1, 1000, 128), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 8000, 2))
+ADAPTED = (Point(64, 1000, 64), *(Point(64, 1000, 64, adapters=count) for count in (32, 8, 1)), Point(1, 1000, 64, adapters=1))
 TINY = (Point(1, 20, 8), Point(5, 20, 8, temperature=0.8, top_p=0.95))
 BUDGETS = (1024, 2048, 4096, 8192)
 
@@ -199,17 +209,20 @@ def measurements(machine: Machine, _arguments: Any) -> list[Measurement]:
 
 
 def _tiny() -> list[Trial]:
-    plain = [Trial("tiny", TINY, variant) for variant in VARIANTS]
+    adapted = tuple(replace(point, adapters=2) for point in TINY)
+    plain = [Trial("tiny", adapted if variant == "adapters" else TINY, variant) for variant in VARIANTS]
     return [*plain, Trial("tiny experts", TINY[:1]), Trial("tiny", TINY[:1], engine={"quantization": "int8"})]
 
 
 def _trials() -> list[Trial]:
     served = [Trial(name, SERVED + DRAWN) for name in ("8b", "0.6b")]
-    ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[1:]]
-    experts = [Trial("experts", EXPERTS, variant) for variant in VARIANTS if variant != "graphs"]
-    narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8")]
+    served.append(Trial("8b", ADAPTED, "adapters"))
+    ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[2:]]
+    experts = [Trial("experts", EXPERTS, variant) for variant in VARIANTS if variant not in ("graphs", "adapters")]
+    narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8", "int4")]
+    kept = [Trial("8b", NARROW, engine={"kvDtype": kind}) for kind in ("float8", "int8")]
     budgets = [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
-    return served + narrow + ablations + experts + budgets
+    return served + narrow + kept + ablations + experts + budgets
 
 
 def _measurement(trial: Trial, machine: Machine) -> Measurement:
@@ -230,7 +243,7 @@ def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any
     for point in points:
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
         result = served.run(point)
-        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, (engine, ceilings))}
         if (device := _graph_ms(served.worker, point)) is not None:
             found["points"][point.name]["graph_ms"] = device
     served.close()
@@ -259,18 +272,19 @@ def _middle(point: Point, block_size: int) -> StepPlan:
     width = -(-length // block_size)
     tables = np.arange(point.rows * width, dtype=np.int32).reshape(point.rows, width)
     starts = np.arange(point.rows + 1, dtype=np.int32)
-    return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_))
+    slots = rows % point.adapters + 1 if point.adapters else None
+    return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_), adapters=slots)
 
 
-def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
+def _share(model: Model, point: Point, found: Found, where: tuple[EngineConfig, Ceilings]) -> float:
     """How near a step that decodes is to reading weights and the rows' keys and values once, at the bandwidth of a copy. Of experts, those
     that rows ask for, if each asks for any as likely as for another."""
-    spec, item = model.spec, torch.bfloat16.itemsize
+    (engine, ceilings), spec, item = where, model.spec, torch.bfloat16.itemsize
     read = model.weight_bytes - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
     if (experts := spec.experts) is not None:
         idle = (1 - experts.per_token / experts.count) ** point.rows
         read -= round(idle * sum(spec.sparse) * experts.count * 3 * spec.hidden * experts.intermediate * item)
-    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
+    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item if engine.kv_dtype is None else 1)
     return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
 
 

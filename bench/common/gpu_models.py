@@ -1,12 +1,15 @@
-"""The models of bench/gpu.py: published shapes, random weights made on the device. Called by gpu_engine."""
+"""The models of bench/gpu.py and adapters for them: published shapes, random weights made on the device. Called by gpu_engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from pagoda_daemon.lora.load import Matrices, pooled_adapter
+from pagoda_daemon.lora.modules import modules_of
 from pagoda_daemon.model.config import ModelSpec, parse_spec
+from pagoda_daemon.model.packed_lowrank import PooledAdapter
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0}
@@ -108,3 +111,18 @@ class Model:
 
         kind = FORMATS[name]
         return Model(self.spec, quantised(self.weights, kind), quantised_bytes(self.spec, torch.bfloat16, kind))
+
+
+def random_adapters(model: Model, count: int, rank: int) -> tuple[PooledAdapter, ...]:
+    """On all modules, of the same numbers: each gets its own place on the device."""
+    pairs = {
+        name: (torch.randn(rank, module.inputs) * module.inputs**-0.5, torch.randn(module.outputs, rank) * 0.05)
+        for name, module in modules_of(model.spec).items()
+    }
+    one = pooled_adapter(Matrices("", rank, pairs), model.spec, model.weights.norm)
+    return tuple(replace(one, digest=digest(index)) for index in range(count))
+
+
+def digest(index: int) -> str:
+    """Of an adapter."""
+    return f"sha256:{index}"

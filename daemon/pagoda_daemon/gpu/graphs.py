@@ -1,7 +1,8 @@
 """DecodeGraphs: the forward pass of steps that only decode, captured once per number of rows and replayed. Made by `gpu.forward`.
 
 A captured step costs one launch instead of ten per layer. Rows are padded to the next captured number. The largest graph is captured
-first, and all share one pool of memory, so that together they hold what the largest needs.
+first, and all share one pool of memory, so that together they hold what the largest needs. Where adapters are served, there is a second
+graph for each number, with adapters: a step without pays nothing for them.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ class DecodeGraphs:
         self._table_words = table_words
         self._logits = logits
         self._words = torch.zeros(0, dtype=torch.int32, device=logits.device)
-        self._graphs: dict[int, _Captured] = {}
+        self._graphs: dict[tuple[int, bool], _Captured] = {}
         self._last: torch.cuda.CUDAGraph | None = None
 
-    def capture(self, rows: tuple[int, ...], compute: Pass, note: Callable[[float], None]) -> None:
-        """Capture `compute` for each number of `rows`, ascending; `note` hears the share done."""
-        first = _empty(self._shape, rows[-1])
+    def capture(self, rows: tuple[int, ...], compute: Pass, note: Callable[[float], None], *, adapted: bool = False) -> None:
+        """Capture `compute` for each number of `rows`, ascending; `note` hears the share done. `adapted`: with adapters, too."""
+        first = _empty(self._shape, rows[-1], adapted=adapted)
         self._words = torch.zeros(self._places(first)["tables"].stop, dtype=torch.int32, device=self._logits.device)
         for done, count in enumerate(reversed(rows)):
-            self._graphs[count] = self._captured(count, compute)
+            for kind in (True, False) if adapted else (False,):
+                self._graphs[count, kind] = self._captured(_empty(self._shape, count, adapted=kind), compute)
             note((done + 1) / len(rows))
 
     def replay(self, plan: StepPlan, rows: int, staging: Staging) -> Tensor | None:
         """Compute `plan` with the graph of `rows`; its logits [plan's rows, vocab]. None: it is too large for it."""
-        captured = self._graphs[rows]
+        captured = self._graphs[rows, plan.adapters is not None]
         arrays = decode_arrays(plan, self._shape, rows)
         if arrays["tables"].size > self._table_words or any(arrays[work_name(w)][0] > self._items for w in self._shape.windows):
             return None
@@ -66,8 +68,8 @@ class DecodeGraphs:
             raise RuntimeError("no graph was replayed yet")
         self._last.replay()
 
-    def _captured(self, rows: int, compute: Pass) -> _Captured:
-        arrays = _empty(self._shape, rows)
+    def _captured(self, arrays: Arrays, compute: Pass) -> _Captured:
+        rows = arrays["lengths"].size
         where, logits = self._places(arrays), self._logits[:rows]
         Staging(self._words.device).send_to(self._words, arrays, where)
         sent = views(self._words, arrays, where)
@@ -84,8 +86,10 @@ class DecodeGraphs:
         return places(arrays, room)
 
 
-def _empty(shape: Shape, rows: int) -> Arrays:
+def _empty(shape: Shape, rows: int, *, adapted: bool) -> Arrays:
     """The arrays of a step that is nothing but padding."""
     none = np.zeros(0, np.int32)
-    plan = StepPlan(0, none, np.zeros(1, np.int32), none, none, np.zeros((0, 1), np.int32), np.zeros(0, np.bool_))
+    plan = StepPlan(
+        0, none, np.zeros(1, np.int32), none, none, np.zeros((0, 1), np.int32), np.zeros(0, np.bool_), adapters=none if adapted else None
+    )
     return decode_arrays(plan, shape, rows)

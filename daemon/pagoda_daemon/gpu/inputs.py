@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pagoda_kernels.gpu.lora_pool import NARROW, lora_tile, lora_tiles
 from pagoda_kernels.gpu.paged_attention_decode import decode_work
 from pagoda_kernels.gpu.paged_attention_prefill import prefill_work
 
@@ -60,6 +61,15 @@ def work_name(window: int | None) -> str:
     return f"work {window}"
 
 
+ADAPTED: Final = "adapted"
+"""The tokens that have an adapter, and behind `tiles_name` their work list; likewise ADAPTED_WANTED, among the wanted ones."""
+ADAPTED_WANTED: Final = "adapted wanted"
+
+
+def tiles_name(adapted: str) -> str:
+    return f"{adapted} tiles"
+
+
 def decode_arrays(plan: StepPlan, shape: Shape, rows: int) -> Arrays:
     """Of a plan whose rows feed one token each, padded to `rows`: padding has no context, no slot, and samples into a row of nobody."""
     count, width = plan.rows.size, plan.block_tables.shape[1]
@@ -71,6 +81,7 @@ def decode_arrays(plan: StepPlan, shape: Shape, rows: int) -> Arrays:
         "positions": _padded(plan.positions, rows, 0),
         "lengths": lengths,
         "table_starts": _padded(np.arange(count, dtype=np.int32) * width, rows, 0),
+        **({} if plan.adapters is None else _adapted_rows(plan.adapters, rows)),
         **{work_name(window): decode_work(lengths, window, shape.split) for window in shape.windows},
         "tables": np.ascontiguousarray(plan.block_tables, np.int32).reshape(-1),
     }
@@ -95,9 +106,23 @@ def mixed_arrays(plan: StepPlan, shape: Shape, wanted: NDArray[np.int64]) -> Arr
         "prompt_table_starts": np.arange(decodes, plan.rows.size, dtype=np.int32) * plan.block_tables.shape[1],
         "starts": starts,
         "tiles": prefill_work(starts, shape.tile, lengths[decodes:]),
+        **({} if plan.adapters is None else _adapted_tokens(plan.adapters[row_of], wanted)),
         **{work_name(window): decode_work(lengths[:decodes], window, shape.split) for window in shape.windows},
         "tables": np.ascontiguousarray(plan.block_tables, np.int32).reshape(-1),
     }
+
+
+def _adapted_rows(slots: Ints, rows: int) -> Arrays:
+    """At worst, each row has an adapter of its own."""
+    order, tiles = lora_tiles(slots, NARROW)
+    return {ADAPTED: _padded(order, rows, 0), tiles_name(ADAPTED): _padded(tiles, 1 + 3 * rows, 0)}
+
+
+def _adapted_tokens(slots: Ints, wanted: NDArray[np.int64]) -> Arrays:
+    found: Arrays = {}
+    for name, some in ((ADAPTED, slots), (ADAPTED_WANTED, slots[wanted])):
+        found[name], found[tiles_name(name)] = lora_tiles(some, lora_tile(some))
+    return found
 
 
 def leading(plan: StepPlan) -> int:

@@ -1,5 +1,5 @@
 """A directory as peft saves it → an adapter of one model, or AdapterRejected with the reason: `load_adapter` for torch, `load_native`
-for the CPU's native ops. Called by the runner.
+for the CPU's native ops, `load_pooled` for the GPU's fused ones. Called by the runner.
 
 Everything is judged from sizes and headers before a matrix is made.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
+from pagoda_kernels.gpu.lora_pool import MODULES, PARTS, pack_lora
 from torch import Tensor
 
 from pagoda_daemon.core.errors import AdapterRejected, ModelRejected
@@ -21,7 +22,7 @@ from pagoda_daemon.lora.modules import Module, modules_of, parts_of, refuse_unkn
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.files import DTYPES, Stored, header_of, read_into, staging_buffer
 from pagoda_daemon.model.lowrank import Adapter, LowRank, Part, fused
-from pagoda_daemon.model.packed_lowrank import NativeAdapter, native_adapter
+from pagoda_daemon.model.packed_lowrank import NativeAdapter, PooledAdapter, native_adapter
 
 _MOST_HEADER: Final = 2**24
 _WIDEST: Final = 4  # bytes of a number
@@ -54,6 +55,11 @@ def load_native(directory: Path, spec: ModelSpec, bounds: Bounds) -> NativeAdapt
     return packed_adapter(read_adapter(directory, spec, torch.empty(0, dtype=torch.bfloat16), bounds), spec)
 
 
+def load_pooled(directory: Path, spec: ModelSpec, like: Tensor, bounds: Bounds) -> PooledAdapter:
+    """For the GPU's fused ops; its matrices have the type of `like` and wait on the host."""
+    return pooled_adapter(read_adapter(directory, spec, torch.empty(0, dtype=like.dtype), bounds), spec, like)
+
+
 def fused_adapter(found: Matrices, spec: ModelSpec) -> Adapter:
     """As `model.lowrank` computes with it."""
     layers: tuple[dict[Part, LowRank], ...] = tuple({} for _ in range(spec.layers))
@@ -66,6 +72,15 @@ def fused_adapter(found: Matrices, spec: ModelSpec) -> Adapter:
 def packed_adapter(found: Matrices, spec: ModelSpec) -> NativeAdapter:
     """As the native ops compute with it."""
     return native_adapter(found.digest, found.rank, [found.pairs.get(name) for name in modules_of(spec)])
+
+
+def pooled_adapter(found: Matrices, spec: ModelSpec, like: Tensor) -> PooledAdapter:
+    """As the fused ops compute with it, on its way to the device of `like`."""
+    layers: list[list[Pair | None]] = [[None] * MODULES for _ in range(spec.layers)]
+    for (layer, part), members in parts_of(modules_of(spec).values()).items():
+        begin, end = PARTS[part]
+        layers[layer][begin:end] = [found.pairs.get(module.name) for module in members]
+    return PooledAdapter(found.digest, found.rank, pack_lora(layers, like))
 
 
 def read_adapter(directory: Path, spec: ModelSpec, like: Tensor, bounds: Bounds) -> Matrices:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pagoda_daemon.core.errors import AdapterRejected
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Part
-from pagoda_daemon.model.packed_lowrank import native_bytes
+from pagoda_daemon.model.packed_lowrank import native_bytes, pooled_elements
 
 _PREFIX: Final = "base_model.model."
 _KEY: Final = re.compile(r"base_model\.model\.(?P<module>[\w.]{1,200})\.lora_[AB]\.weight")
@@ -64,6 +64,11 @@ def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
 def native_adapter_bytes(spec: ModelSpec, rank: int) -> int:
     """As `adapter_bytes`, for the CPU's native ops."""
     return sum(native_bytes(rank, module.inputs, module.outputs) for module in modules_of(spec).values())
+
+
+def pooled_adapter_elements(spec: ModelSpec, rank: int) -> int:
+    """Numbers of one in the device's pool that changes every module."""
+    return sum(pooled_elements(rank, module.inputs, module.outputs) for module in modules_of(spec).values())
 
 
 def refuse_unknown(keys: Collection[str], modules: Mapping[str, Module], wanted: Mapping[str, Module]) -> None:

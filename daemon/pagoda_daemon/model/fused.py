@@ -2,12 +2,11 @@
 
 Computes what `model.decoder` computes, with the same roundings, in ten launches per layer instead of about forty: that one is its judge.
 Experts are rounded less often there, and come closer to the exact result. Reads nothing of a tensor on the host, so that a whole pass can
-be captured as a CUDA graph; tokens with an adapter are the exception, computed by torch in between.
+be captured as a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,8 +20,9 @@ from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_w
 from pagoda_kernels.gpu.silu_mul import silu_mul, silu_mul_levels
 from torch import Tensor
 
+from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec
-from pagoda_daemon.model.lowrank import Adapted, Part, add_low_rank
+from pagoda_daemon.model.lowrank import Part
 from pagoda_daemon.model.ops import linear
 from pagoda_daemon.model.quantised import Linear8
 from pagoda_daemon.model.rope import rope_table
@@ -37,23 +37,32 @@ _LARGEST_GROUP = 64  # query heads of one key head: the rows of a tile of the na
 class Attention(Protocol):
     """Who sees whom in a step."""
 
-    def attend(self, query: Tensor, kv: Tensor, window: int | None) -> Tensor:
-        """`query` [tokens, heads, head_dim] over a layer's pages `kv` [2, slots, kv_heads, head_dim]; of the same shape."""
+    def attend(self, query: Tensor, place: KvPlace, window: int | None) -> Tensor:
+        """`query` [tokens, heads, head_dim] over a layer's pages; of the same shape."""
+        ...
+
+
+class Changes(Protocol):
+    """The tokens of a step that have a LoRA adapter."""
+
+    def add(self, out: Tensor, hidden: Tensor, layer: int, part: Part) -> None:
+        """To their rows of `out` [tokens, outputs] what their adapters make of `hidden` [tokens, inputs]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FusedStep:
     """A step's tokens, all on the device: ids and positions int32 [tokens], the slots of their keys and values int64 [tokens] (-1: none),
-    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted`: as in `decoder.Flat`."""
+    and the flat indexes int64 of those whose states are wanted; None: all, in order. `adapted` None: no token has an adapter; likewise
+    `adapted_wanted`, among the wanted ones."""
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     wanted: Tensor | None
     attention: Attention
-    adapted: Adapted | None = None
-    adapted_wanted: Adapted | None = None
+    adapted: Changes | None = None
+    adapted_wanted: Changes | None = None
 
 
 def not_fused(spec: ModelSpec) -> str | None:
@@ -80,15 +89,15 @@ class FusedDecoder:
         """Logits of states, [rows, vocab]."""
         return torch.mm(states, self.weights.head.T) if out is None else torch.mm(states, self.weights.head.T, out=out)
 
-    def states(self, step: FusedStep, layers: Sequence[Tensor] | Tensor) -> Tensor:
-        """Write the tokens' keys and values into `layers`, one KV tensor each; [wanted, hidden], the last layer's output after the norm."""
+    def states(self, step: FusedStep, kv: KvCache) -> Tensor:
+        """Write the tokens' keys and values into `kv`; [wanted, hidden], the last layer's output after the norm."""
         turn = Turn(*self._tables, step.positions)
         hidden = self.weights.embedding.index_select(0, step.token_ids)
         first, adapted = self.weights.layers[0], step.adapted
         live = step.slots if step.wanted is None else None  # a graph's padding must not have experts read
         normed = self._normed(hidden, None, first.attention_norm, _levels(first.qkv, adapted))
         for index, layer in enumerate(self.weights.layers):
-            mixed = self._mixed(index, normed, (turn, KvPlace(layers[index], step.slots)), step)
+            mixed = self._mixed(index, normed, (turn, _place(kv, index, step.slots)), step)
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
                 adapted = step.adapted_wanted
@@ -99,19 +108,20 @@ class FusedDecoder:
         return _numbers(normed)
 
     def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, levels: torch.dtype | None) -> Rows:
-        """The norm of `x`, or of `residual`, to which `x` is added."""
+        """The norm of `x`, or of `residual`, to which `x` is added; then it is written over `x`, which nobody reads again."""
         if levels is not None:
             return rms_norm_levels(x, residual, weight, self.spec.norm_eps, levels)
-        return rms_norm(x, weight, self.spec.norm_eps) if residual is None else add_rms_norm(x, residual, weight, self.spec.norm_eps)
+        eps = self.spec.norm_eps
+        return rms_norm(x, weight, eps) if residual is None else add_rms_norm(x, residual, weight, eps, out=x)
 
     def _mixed(self, index: int, normed: Rows, where: tuple[Turn, KvPlace], step: FusedStep) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]
         fused = _applied(layer.qkv, normed, (step.adapted, index, "qkv"))
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
         rope_kv_write(fused, *where, self._norms[index], query=query)
-        return step.attention.attend(query, where[1].kv, spec.windows[index]).flatten(1)
+        return step.attention.attend(query, where[1], spec.windows[index]).flatten(1)
 
-    def _behind(self, index: int, adapted: Adapted | None) -> tuple[Tensor, torch.dtype | None]:
+    def _behind(self, index: int, adapted: Changes | None) -> tuple[Tensor, torch.dtype | None]:
         """The norm that reads what layer `index` leaves, and the levels that are made of it."""
         following = index + 1
         if following == len(self.weights.layers):
@@ -120,7 +130,11 @@ class FusedDecoder:
         return layer.attention_norm, _levels(layer.qkv, adapted)
 
 
-def _mlp(layer: Layer, normed: Rows, adapted: Adapted | None, index: int, live: Tensor | None) -> Tensor:
+def _place(kv: KvCache, layer: int, slots: Tensor) -> KvPlace:
+    return KvPlace(kv.data[layer], slots, None if kv.scales is None else kv.scales[layer])
+
+
+def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int, live: Tensor | None) -> Tensor:
     if not isinstance(layer.mlp, Mlp):
         return _mixed_experts(layer.mlp, _numbers(normed), live)
     gate_up = _applied(layer.mlp.gate_up, normed, (adapted, index, "gate_up"))
@@ -134,16 +148,16 @@ def _mixed_experts(mlp: SparseMlp, normed: Tensor, live: Tensor | None) -> Tenso
     return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing, live=live)
 
 
-def _applied(linear: Linear, rows: Rows, change: tuple[Adapted | None, int, Part]) -> Tensor:
+def _applied(linear: Linear, rows: Rows, change: tuple[Changes | None, int, Part]) -> Tensor:
     """A linear map, with what the tokens' adapters change in it. Rows are levels only where none has one."""
     if isinstance(rows, Tensor):
-        return add_low_rank(linear.apply(rows), rows, *change)
+        return _added(linear.apply(rows), rows, *change)
     if not isinstance(linear, Linear8):
         raise TypeError("rows were quantised for a matrix that takes none")
     return linear.apply_levels(rows)
 
 
-def _levels(reader: Linear | None, adapted: Adapted | None) -> torch.dtype | None:
+def _levels(reader: Linear | None, adapted: Changes | None) -> torch.dtype | None:
     """What rows are quantised to where they are made: nothing where an adapter reads them, too."""
     return reader.weight.dtype if isinstance(reader, Linear8) and adapted is None else None
 
@@ -152,6 +166,12 @@ def _numbers(rows: Rows) -> Tensor:
     if isinstance(rows, Tensor):
         return rows
     raise TypeError("rows were quantised that are read as numbers")
+
+
+def _added(out: Tensor, hidden: Tensor, adapted: Changes | None, layer: int, part: Part) -> Tensor:
+    if adapted is not None:
+        adapted.add(out, hidden, layer, part)
+    return out
 
 
 def _head_norms(spec: ModelSpec, layer: Layer) -> HeadNorms | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.lora_pool import FIELDS, MODULES, NARROW, RANKS, WIDE, LoraPlace, LoraPool, LoraRows
 from pagoda_kernels.gpu.rows import check_rows
 
@@ -55,6 +56,7 @@ def _tile(tiles, index):
     return tl.load(entry, mask=inside, other=-1), tl.load(entry + 1, mask=inside, other=0), tl.load(entry + 2, mask=inside, other=0)
 
 
+@cached
 @triton.jit(
     do_not_specialize=["count", "entry", "last", "stride"],
     do_not_specialize_on_alignment=["tokens", "tiles"],
@@ -91,6 +93,7 @@ def _shrink_kernel(
     tl.store(kept, acc, mask=(rows < end)[:, None] & known[None, :])
 
 
+@cached
 @triton.jit(
     do_not_specialize=["count", "entry", "stride"],
     do_not_specialize_on_alignment=["tokens", "tiles"],

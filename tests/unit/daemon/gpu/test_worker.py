@@ -1,5 +1,7 @@
 """The GPU's worker, its kernels interpreted, against the torch one: the same plans, the same tokens, whatever is mixed in a step."""
 
+import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,21 +9,35 @@ import numpy as np
 import pytest
 import structlog
 import torch
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.gpu import attending, load, staging
-from pagoda_daemon.gpu.inputs import bucket_of, buckets, decode_arrays, fill, leading, places
+from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
+from pagoda_daemon.gpu.graphs import DecodeGraphs
+from pagoda_daemon.gpu.inputs import (
+    ADAPTED,
+    ADAPTED_WANTED,
+    Shape,
+    bucket_of,
+    buckets,
+    decode_arrays,
+    fill,
+    leading,
+    mixed_arrays,
+    places,
+    tiles_name,
+)
 from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
+from pagoda_daemon.lora.load import fused_adapter, pooled_adapter
 from pagoda_daemon.model import files, fused
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.fused import not_fused
-from pagoda_daemon.model.lowrank import Adapter, LowRank
 from pagoda_daemon.model.weights import allocate, destinations
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
@@ -31,6 +47,7 @@ from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import assert_close, device
 from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
+from support.engine.random_adapters import matrices, wide
 from triton import knobs
 
 pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
@@ -71,17 +88,14 @@ def workers(spec):
     return ours, ModelWorker(TorchForward(Decoder(spec, weights_on(spec, torch.device("cpu")), POSITIONS), kv), limits)
 
 
-def adapter(spec, place):
-    """Strong enough that it chooses other tokens."""
-    random = torch.Generator().manual_seed(8)
-
-    def ranks(out, size):
-        return LowRank(*(torch.randn(shape, generator=random).to(place) for shape in ((4, size), (out, 4))))
-
-    attended = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    parts = {"qkv": (attended, spec.hidden), "output": (spec.hidden, spec.heads * spec.head_dim)}
-    parts |= {"gate_up": (2 * spec.intermediate, spec.hidden), "down": (spec.hidden, spec.intermediate)}
-    return Adapter("a", 4, tuple({part: ranks(*size) for part, size in parts.items()} for _ in range(spec.layers)))
+def adapt(ours, theirs, found):
+    """Both hold the adapters `found`, by slot. Strong enough that they choose other tokens."""
+    spec = ours.forward.decoder.spec
+    if ours.forward.adapters is None:
+        load.take_adapters(ours, AdaptersConfig(max_loaded=2, max_rank=20), lambda _share: None)
+    for slot, one in found.items():
+        ours.forward.adapters[slot] = pooled_adapter(wide(one), spec, ours.forward.kv.data)
+        theirs.forward.adapters[slot] = fused_adapter(wide(one), spec)
 
 
 class Batch:
@@ -134,6 +148,29 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
         same(ours.execute(plan), theirs.execute(plan))
 
 
+@pytest.mark.parametrize("kept", ["int8", "float8"])
+def test_keys_and_values_in_8_bits_are_read_as_they_were_written(kept):
+    spec, limits = (made := shape()), WorkerLimits(BLOCKS, BLOCK, made.vocab_size, POSITIONS)
+    with torch.device(device()):
+        weights = allocate(spec, torch.bfloat16)
+    for name, part in destinations(spec, weights_of(spec)).items():
+        destinations(spec, weights)[name].copy_(part)
+    narrow, whole = (
+        warm_worker(spec, weights, EngineConfig(max_concurrency=ROWS, kv_dtype=one), limits, lambda _: None, graphs=False).forward
+        for one in (kept, None)
+    )
+    assert (narrow.kv.data.itemsize, narrow.kv.nbytes, whole.kv.scales) == (1, (BLOCKS + 1) * BLOCK * spec.kv_token_bytes(1), None)
+    batch = Batch(prompts(spec.vocab_size, (17, 20)))
+    for counts in ((17, 12), (1, 8)):
+        plan = batch.step(counts)
+        for forward in (narrow, whole):  # blocks move, and with them their scales
+            moved = np.arange(BLOCKS, dtype=np.int32)
+            forward.copy_blocks(np.stack([moved, moved[::-1]], axis=1))
+        plan = replace(plan, block_tables=(BLOCKS - 1 - plan.block_tables if batch.steps % 2 else plan.block_tables).astype(np.int32))
+        got, expected = (forward.logits(plan, np.arange(2)).float().clone() for forward in (narrow, whole))
+        assert (got - expected).norm() < 0.05 * expected.norm()
+
+
 def with_experts(*, normalised):
     names = FAMILIES["Qwen3MoeForCausalLM"].experts
     return shape(experts=Experts(count=4, per_token=2, intermediate=48, normalised=normalised, names=names), sparse=(True, False))
@@ -169,15 +206,71 @@ def test_rows_that_a_graph_is_padded_with_ask_for_no_expert(monkeypatch):
 
 def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
     ours, theirs = workers(spec := shape())
-    for worker in (ours, theirs):
-        worker.forward.adapters[1] = adapter(spec, worker.forward.kv.data.device)
-    batch, counts = Batch(prompts(spec.vocab_size, (9, 17))), ((9, 16), (1, 1), (1, 1))
-    plans = [replace(batch.step(count), adapters=np.array([1, 0], np.int32)) for count in counts]
-    found = [ours.execute(plan) for plan in plans]
-    for one, plan in zip(found, plans, strict=True):
-        same(one, theirs.execute(plan))
-    without = [ours.execute(replace(plan, adapters=None)) for plan in plans]
-    assert [one.token_ids[0] for one in found] != [one.token_ids[0] for one in without]
+    some = matrices(spec, 2, lambda module: 20 * ("q_proj" in module.name or "up_proj" in module.name))
+    adapt(ours, theirs, {1: matrices(spec, 1, lambda _: 4), 2: some})
+    batch, slots = Batch(prompts(spec.vocab_size, (5, 9, 3))), np.array([1, 0, 2], np.int32)
+    plans = [batch.step(counts) for counts in ((5, 8, 3), (1, 1, 1), (1, 1, 1))]
+    without = theirs.execute(plans[0])
+    for number, plan in enumerate(plans):
+        if number == 2:
+            adapt(ours, theirs, {1: matrices(spec, 3, lambda _: 17)})  # of higher rank, in the same slot
+        found = ours.execute(adapted := replace(plan, adapters=slots[plan.rows]))
+        same(found, theirs.execute(adapted))
+        assert number or (found.token_ids != without.token_ids).all()
+
+
+def test_what_a_graph_holds_computes_rows_with_adapters():
+    """Padded, with room for an adapter of each row's own; the last layer's rows are all wanted."""
+    ours, theirs = workers(spec := shape())
+    adapt(ours, theirs, {2: matrices(spec, 1, lambda _: 4)})
+    batch = Batch(prompts(spec.vocab_size, (1, 1, 1)))
+    plan = replace(batch.step((1, 1, 1)), adapters=np.array([2, 0, 2], np.int32))
+    logits = torch.full((4, spec.vocab_size), torch.nan, device=device())
+    ours.forward._decode(ours.forward.send(decode_arrays(plan, ours.forward._shape, 4)), 4, logits)
+    torch.testing.assert_close(logits[:3].cpu(), theirs.forward.logits(plan, np.arange(3)), atol=1e-4, rtol=1e-4)
+
+
+def test_graphs_are_captured_with_adapters_and_without_and_each_step_replays_its_own(monkeypatch):
+    replayed, captured = [], []
+
+    class Graph:
+        def pool(self):
+            return None
+
+        def replay(self):
+            replayed.append(captured[self.number])
+
+    def compute(sent, rows, _logits):
+        Graph.number = len(captured)
+        captured.append((rows, ADAPTED in sent))
+
+    def kept(graph, **_named):
+        graph.number = len(captured)
+        return nullcontext()
+
+    for name, value in (("CUDAGraph", Graph), ("graph", kept), ("synchronize", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    graphs = DecodeGraphs(Shape(BLOCK, (None,), 256, 64, spare_row=7), 8, 64, torch.zeros(4, 9))
+    graphs.capture((1, 2, 4), compute, lambda _share: None, adapted=True)
+    assert captured[::2] == [(rows, adapted) for rows in (4, 2, 1) for adapted in (True, False)]  # each is computed once before
+    plan, staging = Batch(prompts(200, (1, 1))).step((1, 1)), Staging(torch.device("cpu"))
+    for adapters in (None, np.array([0, 1], np.int32)):
+        assert graphs.replay(replace(plan, adapters=adapters), 2, staging).shape == (2, 9)
+    assert replayed == [(2, False), (2, True)]
+
+
+def test_an_adapter_for_which_there_is_no_place_left_has_memory_of_its_own():
+    spec, like = shape(), torch.zeros(1)
+    pool, found = AdapterPool(spec, 2, 20, like), [matrices(spec, seed, lambda _: 20) for seed in (1, 2, 3)]
+    assert pool.pool.weights.nbytes + pool.pool.places.nbytes < pool_bytes(spec, 2, 20, 8, like.itemsize)
+    for slot, one in enumerate(found, 1):
+        pool[slot] = packed = pooled_adapter(wide(one), spec, like)
+        size, begin = packed.packed.weights.nbytes, int(pool.pool.places[slot, 0, 0, 0]) * like.itemsize
+        there = (ctypes.c_char * size).from_address(pool.pool.weights.data_ptr() + begin)
+        assert bytes(there) == packed.packed.weights.numpy().tobytes()
+        assert 0 <= begin <= pool.pool.weights.nbytes - size or slot == 3
+    del pool[3]
+    assert sorted(pool) == [1, 2]
 
 
 def test_warming_leaves_all_blocks_but_the_spare_one_alone():
@@ -205,7 +298,7 @@ def test_a_graph_is_for_steps_whose_logits_are_wanted_in_the_order_of_the_rows()
     assert forward._replayed(plan, np.array([0, 1])) == "the graph's"
     assert forward._replayed(plan, np.array([1, 0])) is None, "a scored prompt of one token stands behind those that sample"
     assert forward._replayed(plan, np.array([1])) is None
-    assert forward._replayed(replace(plan, adapters=np.array([1, 0], np.int32)), np.array([0, 1])) is None
+    assert forward._replayed(replace(plan, adapters=np.array([1, 0], np.int32)), np.array([0, 1])) == "the graph's"
 
 
 def test_a_seed_gives_the_same_tokens_whatever_the_neighbours_ask_for():
@@ -376,6 +469,21 @@ def test_padding_has_no_context_no_slot_and_a_row_of_nobody():
     assert arrays["lengths"].tolist() == [6, 10, 0, 0]
     assert arrays["slots"][2:].tolist() == [-1, -1]
     assert arrays["rows"].tolist() == [0, 1, ROWS + 1, ROWS + 1]
+
+
+def test_rows_with_adapters_stand_in_the_arrays_of_their_step():
+    batch, (one,) = Batch(prompts(200, (5, 9, 3))), {ours.forward._shape for ours in [workers(shape())[0]]}
+    prompt = replace(batch.step((5, 9, 3)), adapters=np.array([2, 0, 1], np.int32))
+    arrays = mixed_arrays(prompt, one, np.array([13, 16]))
+    assert arrays[ADAPTED].tolist() == [14, 15, 16, 0, 1, 2, 3, 4]
+    assert arrays[tiles_name(ADAPTED)].tolist() == [2, 1, 0, 3, 2, 3, 8]
+    assert arrays[ADAPTED_WANTED].tolist() == [1]
+    assert arrays[tiles_name(ADAPTED_WANTED)].tolist() == [1, 1, 0, 1]
+    rows = replace(batch.step((1, 1, 1)), adapters=np.array([2, 0, 1], np.int32))
+    arrays = decode_arrays(rows, one, 4)
+    assert arrays[ADAPTED].tolist() == [2, 0, 0, 0]
+    assert arrays[tiles_name(ADAPTED)].tolist() == [2, 1, 0, 1, 2, 1, 2] + [0] * 6
+    assert ADAPTED not in decode_arrays(replace(rows, adapters=None), one, 4)
 
 
 def test_staged_arrays_arrive_in_their_types_however_many_are_sent():
