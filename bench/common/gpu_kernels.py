@@ -95,7 +95,8 @@ _GREEDY = {
     "b128-bf16": ("knee", Draws(128, temperature=0, dtype=torch.bfloat16)),
     "b8": ("small", Draws(8, temperature=0)),
 }
-COMPILED = (OURS, "liger", "xformers")
+_NARROW = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+COMPILED = (OURS, gpu_attention.WIDE, "liger", "xformers")
 MODULES = (
     "paged_attention_decode",
     "paged_attention_prefill",
@@ -122,6 +123,8 @@ def cases() -> list[Case]:
     found = [
         *_attention("paged_attention_decode", gpu_attention.decode, _DECODE),
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
+        *(case for name, kept in _NARROW.items() for case in _narrow("paged_attention_decode", gpu_attention.decode, _DECODE, name, kept)),
+        *_narrow("paged_attention_prefill", gpu_attention.prefill, _PREFILL, "fp8", torch.float8_e4m3fn),
         *_experts(),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
@@ -134,8 +137,14 @@ def cases() -> list[Case]:
     return found
 
 
+def _narrow(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]], name: str, kept: torch.dtype) -> Iterator[Case]:
+    """The same sizes over keys and values of 8 bits, judged by what these stand for."""
+    for label, (size, shape) in shapes.items():
+        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), configs=True)
+
+
 def _label(rows: gpu_pointwise.Rows) -> str:
-    return f"{rows.tokens}x{rows.width}" + ("-norms" if rows.norms else "")
+    return f"{rows.tokens}x{rows.width}" + ("-norms" if rows.norms else "") + (f"-{rows.kept}" if rows.kept else "")
 
 
 def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -> Iterator[Case]:
@@ -159,8 +168,8 @@ def _adapters() -> Iterator[Case]:
 def _matrices() -> Iterator[Case]:
     for size, shape in gpu_linear.sizes():
         for kind in gpu_linear.KINDS:
-            build = partial(_shaped, gpu_linear.linear, replace(shape, kind=kind))
-            yield Case(f"linear_{kind}", shape.label, size, "linear_w8a8", build, default_config)
+            one = replace(shape, kind=kind)
+            yield Case(f"linear_{kind}", one.label, size, "linear_w8a8", partial(_shaped, gpu_linear.linear, one), one.own_config)
     for size, shape in gpu_linear.quantised_sizes():
         yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
 
@@ -241,8 +250,6 @@ def default_config(op: ModuleType) -> Any:
     """Of bf16 heads of 128 numbers; of adapters, of rows that decode; of matrices, of few rows."""
     if hasattr(op, "lora_config"):
         return op.lora_config(16, 2)
-    if hasattr(op, "linear_w8a8"):
-        return op.Config()
     if hasattr(op, "w4_config"):
         return op.w4_config(16)
     return op.decode_config(128, 2) if hasattr(op, "decode_config") else op.choose_config(128, torch.bfloat16)

@@ -41,6 +41,7 @@ def sizes() -> list[tuple[str, Product]]:
 
 def linear(op: ModuleType, product: Product, machine: Machine, limit: float, config: Any) -> Trial:
     """4 bits and scales read once, rows read and written."""
+    from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
     from pagoda_kernels.gpu.w4_weights import quantised_w4
 
     product = Product(min(product.rows, 3), 128, 256) if machine.dry else product
@@ -51,7 +52,7 @@ def linear(op: ModuleType, product: Product, machine: Machine, limit: float, con
     sets = buffer_sets(size, machine.l2, machine.room)
     weights = [packed, *(quantised_w4(machine.randn(*first.shape)) for _ in range(sets.number - 1))]
     out = [x.new_empty(product.rows, product.outputs) for _ in weights]
-    dense = op.dequantise_w4(packed, x.dtype)
+    dense = dequantise_w4(packed, x.dtype)
     scratch = op.W4Scratch.of(product.outputs, machine.device, () if config is None else (config,))
 
     def in_bf16() -> Side:

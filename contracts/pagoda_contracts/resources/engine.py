@@ -24,7 +24,9 @@ class KvCacheSpec(Model):
         "Not acted on yet by the daemon; placement uses it.",
     )
     dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
-        default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
+        default="auto",
+        description="Type of keys and values; auto is that of engine.dtype. float8 and int8 take half the memory, and are for devices. "
+        "float8 needs compute capability 8.9.",
     )
     prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared.")
     cpu_offload: Quantity | None = Field(default=None, description="Host memory for evicted blocks, such as 8Gi. Not acted on yet.")
@@ -68,8 +70,8 @@ class EngineSpec(Model):
     kv_cache: KvCacheSpec = Field(default=KvCacheSpec(), description="The paged KV cache.")
     quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = Field(
         default="none",
-        description="Type of the weights' matrices. int8 is built for CPU and NVIDIA GPUs, fp8 for GPUs from Ada and Hopper on. "
-        "An entry on which a type is not built is rejected.",
+        description="Type of the weights' matrices. int8 is built for CPU and NVIDIA GPUs, int4 for GPUs, "
+        "fp8 for GPUs from Ada and Hopper on. An entry on which a type is not built is rejected.",
     )
     deterministic: bool = Field(
         default=False, description="The same request gets the same answer, whatever other requests are in the batch."

@@ -7,7 +7,6 @@ be captured as a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_w
 from pagoda_kernels.gpu.silu_mul import silu_mul, silu_mul_levels
 from torch import Tensor
 
+from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Part
 from pagoda_daemon.model.ops import linear
@@ -37,8 +37,8 @@ _LARGEST_GROUP = 64  # query heads of one key head: the rows of a tile of the na
 class Attention(Protocol):
     """Who sees whom in a step."""
 
-    def attend(self, query: Tensor, kv: Tensor, window: int | None) -> Tensor:
-        """`query` [tokens, heads, head_dim] over a layer's pages `kv` [2, slots, kv_heads, head_dim]; of the same shape."""
+    def attend(self, query: Tensor, place: KvPlace, window: int | None) -> Tensor:
+        """`query` [tokens, heads, head_dim] over a layer's pages; of the same shape."""
         ...
 
 
@@ -89,14 +89,14 @@ class FusedDecoder:
         """Logits of states, [rows, vocab]."""
         return torch.mm(states, self.weights.head.T) if out is None else torch.mm(states, self.weights.head.T, out=out)
 
-    def states(self, step: FusedStep, layers: Sequence[Tensor] | Tensor) -> Tensor:
-        """Write the tokens' keys and values into `layers`, one KV tensor each; [wanted, hidden], the last layer's output after the norm."""
+    def states(self, step: FusedStep, kv: KvCache) -> Tensor:
+        """Write the tokens' keys and values into `kv`; [wanted, hidden], the last layer's output after the norm."""
         turn = Turn(*self._tables, step.positions)
         hidden = self.weights.embedding.index_select(0, step.token_ids)
         first, adapted = self.weights.layers[0], step.adapted
         normed = self._normed(hidden, None, first.attention_norm, _levels(first.qkv, adapted))
         for index, layer in enumerate(self.weights.layers):
-            mixed = self._mixed(index, normed, (turn, KvPlace(layers[index], step.slots)), step)
+            mixed = self._mixed(index, normed, (turn, _place(kv, index, step.slots)), step)
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
                 adapted = step.adapted_wanted
@@ -107,17 +107,18 @@ class FusedDecoder:
         return _numbers(normed)
 
     def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, levels: torch.dtype | None) -> Rows:
-        """The norm of `x`, or of `residual`, to which `x` is added."""
+        """The norm of `x`, or of `residual`, to which `x` is added; then it is written over `x`, which nobody reads again."""
         if levels is not None:
             return rms_norm_levels(x, residual, weight, self.spec.norm_eps, levels)
-        return rms_norm(x, weight, self.spec.norm_eps) if residual is None else add_rms_norm(x, residual, weight, self.spec.norm_eps)
+        eps = self.spec.norm_eps
+        return rms_norm(x, weight, eps) if residual is None else add_rms_norm(x, residual, weight, eps, out=x)
 
     def _mixed(self, index: int, normed: Rows, where: tuple[Turn, KvPlace], step: FusedStep) -> Tensor:
         spec, layer = self.spec, self.weights.layers[index]
         fused = _applied(layer.qkv, normed, (step.adapted, index, "qkv"))
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
         rope_kv_write(fused, *where, self._norms[index], query=query)
-        return step.attention.attend(query, where[1].kv, spec.windows[index]).flatten(1)
+        return step.attention.attend(query, where[1], spec.windows[index]).flatten(1)
 
     def _behind(self, index: int, adapted: Changes | None) -> tuple[Tensor, torch.dtype | None]:
         """The norm that reads what layer `index` leaves, and the levels that are made of it."""
@@ -126,6 +127,10 @@ class FusedDecoder:
             return self.weights.norm, None
         layer = self.weights.layers[following]
         return layer.attention_norm, _levels(layer.qkv, adapted)
+
+
+def _place(kv: KvCache, layer: int, slots: Tensor) -> KvPlace:
+    return KvPlace(kv.data[layer], slots, None if kv.scales is None else kv.scales[layer])
 
 
 def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int) -> Tensor:

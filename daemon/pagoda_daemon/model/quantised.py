@@ -1,4 +1,4 @@
-"""Matrices in 8 bits for a GPU's fused ops, made of bf16 ones while they are read. Called by `gpu.load`.
+"""Matrices in 8 or 4 bits for a GPU's fused ops, made of bf16 ones while they are read. Called by `gpu.load`.
 
 A format is an entry of FORMATS, and a subclass of Linear that the decoder applies like any other.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import torch
 from pagoda_kernels.cpu.pack import forget
+from pagoda_kernels.gpu import linear_w4a16 as w4a16
 from pagoda_kernels.gpu.levels import ScaledRows
 from pagoda_kernels.gpu.linear_w8a8 import WARMED_BY, linear_w8a8
 from pagoda_kernels.gpu.quantise_rows import quantise_rows
+from pagoda_kernels.gpu.w4_weights import Weights4, quantised_w4, w4_bytes
 from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec
@@ -22,6 +25,7 @@ from pagoda_daemon.model.weights import Layer, Linear, Weights, allocate, destin
 
 _SCALE: Final = 4  # bytes of a float32
 _MULTIPLE: Final = 16
+_MOST_OUTPUTS: Final = 2**20  # of a matrix of 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,34 @@ class Linear8(Linear):
 
 
 @dataclass(frozen=True, slots=True)
+class Linear4(Linear):
+    """The parts of Weights4, of which `weight` is what is packed. Rows stay as they are."""
+
+    scales: Tensor
+    zeros: Tensor | None
+    outputs: int
+    inputs: int
+
+    @classmethod
+    def of(cls, weights: Weights4, bias: Tensor | None) -> Linear4:
+        return cls(weights.packed, bias, weights.scales, weights.zeros, weights.outputs, weights.inputs)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        packed = Weights4(self.weight, self.scales, self.zeros, self.outputs, self.inputs)
+        return w4a16.linear_w4a16(rows, packed, _scratch(rows.device), self.bias)
+
+    def warm(self) -> None:
+        for rows in w4a16.WARMED_BY:
+            self.apply(torch.zeros(rows, self.inputs, dtype=self.scales.dtype, device=self.weight.device))
+
+
+@cache
+def _scratch(place: torch.device) -> w4a16.W4Scratch:
+    """One for all matrices of a device, which are multiplied one after the other."""
+    return w4a16.W4Scratch.of(_MOST_OUTPUTS, place)
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """`make`: of a bf16 matrix on the device, whose memory it must not keep. `size`: bytes of [out, in]. `least`: compute capability."""
 
@@ -61,7 +93,11 @@ def _eight_bits(dtype: torch.dtype, least: tuple[int, int]) -> Format:
     return Format(make, lambda out, size: out * (size + _SCALE), least)
 
 
-FORMATS: Final[Mapping[str, Format]] = {"fp8": _eight_bits(torch.float8_e4m3fn, (8, 9)), "int8": _eight_bits(torch.int8, (8, 0))}
+FORMATS: Final[Mapping[str, Format]] = {
+    "fp8": _eight_bits(torch.float8_e4m3fn, (8, 9)),
+    "int8": _eight_bits(torch.int8, (8, 0)),
+    "int4": Format(lambda linear: Linear4.of(quantised_w4(linear.weight), linear.bias), w4_bytes, (8, 0)),
+}
 """`engine.quantization` on a GPU."""
 
 

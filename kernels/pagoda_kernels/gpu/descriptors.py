@@ -1,4 +1,4 @@
-"""Descriptors of matrices, by which a kernel copies whole blocks (TMA). Called by the ops that take them."""
+"""Descriptors of keys and values, of which a copy takes whole blocks (TMA). Made by `paged_attention_prefill`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+def described(keys: Tensor, tokens: int) -> TensorDescriptor:
+    """`keys` [slots, kv_heads, head_dim], of which a copy takes `tokens` slots of one head."""
+    if keys.is_cuda:
+        return _blocks_at(_Place(keys.data_ptr(), keys.dtype), keys.shape, tokens)
+    return _described(keys, keys.shape, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +28,13 @@ class _Place:
         return self.address
 
 
-def blocks_of(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Return the descriptor of `matrix` [.., width] as one of lines, of which a copy takes `rows` lines and `columns` of their numbers."""
-    width = matrix.shape[-1]
-    lines = matrix.numel() // width
-    if matrix.is_cuda:
-        return _kept(_Place(matrix.data_ptr(), matrix.dtype), lines, width, rows, columns)
-    return TensorDescriptor(matrix, [lines, width], [width, 1], [rows, columns])
-
-
-@lru_cache(maxsize=4096)  # two matrices of experts in each layer, cut in four ways, and what lies between
-def _kept(place: _Place, lines: int, width: int, rows: int, columns: int) -> TensorDescriptor:
+@lru_cache(maxsize=1024)  # keys and values of 512 layers
+def _blocks_at(place: _Place, shape: torch.Size, tokens: int) -> TensorDescriptor:
     """Kept, because to make one takes longer than to launch what reads it."""
-    return TensorDescriptor(place, [lines, width], [width, 1], [rows, columns])
+    return _described(place, shape, tokens)
+
+
+def _described(base: Tensor | _Place, shape: torch.Size, tokens: int) -> TensorDescriptor:
+    slots, kv_heads, head_dim = shape
+    width = kv_heads * head_dim
+    return TensorDescriptor(base, [slots, width], [width, 1], [tokens, head_dim])

@@ -16,15 +16,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
+from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
+from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.rows import check_rows
-from pagoda_kernels.gpu.w4_levels import _levels, _zero
+from pagoda_kernels.gpu.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
 from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
-# Rows of one launch: each width is compiled.
-WIDTHS: Final = (16, 32, 64)
+WIDTHS: Final = (16, 32, 64)  # rows of one launch
+WARMED_BY: Final = (*WIDTHS, DENSE_ROWS)  # calls of so many rows compile everything
+_DENSE_BYTES: Final = 2**26  # of the weights that are dequantised at once
 _MOST_PIECES: Final = 2**31  # the kernel computes the cuts in 32 bits
 
 
@@ -96,7 +98,7 @@ def _stored(acc, bias, out, m, n, rows, outputs, BIAS: tl.constexpr):
 @triton.jit
 def _product(
     x, packed, scales, zeros, first, last, rows, inputs, groups,
-    TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Sums [TILE_N, TILE_M] over the groups first .. last of one tile, whose weights begin at `packed`, `scales` and `zeros`."""
     SLABS: tl.constexpr = TILE_N // 64
@@ -122,11 +124,11 @@ def _product(
         rows_of_x = tl.load(hidden + group * 128, mask=inside, other=0.0)
         if ASYMMETRIC:
             next_near, next_far = tl.load(zero_at + ahead), tl.load(zero_at + ahead + 8)
-            zero, zero_8 = _zero(near, MAGIC)[:, None], _zero(far, MAGIC)[:, None]
+            zero, zero_8 = zero_of(near, MAGIC, DTYPE)[:, None], zero_of(far, MAGIC, DTYPE)[:, None]
         else:
-            zero = _zero(tl.full([1, 1], 8, tl.int32), MAGIC)
+            zero = zero_of(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
             zero_8 = zero
-        levels = _levels(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC, DTYPE, PTX)
+        levels = levels_of(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC)
         acc += tl.dot(levels, rows_of_x.T) * scale.to(tl.float32)[:, None]
         scale = next_scale
         if ASYMMETRIC:
@@ -134,11 +136,11 @@ def _product(
     return acc
 
 
+@cached
 @triton.jit(do_not_specialize=["rows"])
 def _linear_w4a16_kernel(
     x, packed, scales, zeros, bias, out, partial, counters, rows, outputs, inputs, groups,
     TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr,
-    PTX: tl.constexpr,
 ):  # fmt: skip
     """One program computes its piece of all units. WHOLE: the inputs fill their last group."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -152,7 +154,7 @@ def _linear_w4a16_kernel(
         slab = tile * (TILE_N // 64)
         acc = _product(
             x, packed + slab.to(tl.int64) * groups * 1024, scales + slab * groups * 64, zeros + slab * groups * 64,
-            first, last, rows, inputs, groups, TILE_N, TILE_M, MAGIC, ASYMMETRIC, WHOLE, PTX,
+            first, last, rows, inputs, groups, TILE_N, TILE_M, MAGIC, ASYMMETRIC, WHOLE,
         )  # fmt: skip
         if last - first == groups:
             _stored(acc, bias, out, m, tile * TILE_N + n, rows, outputs, BIAS)
@@ -173,60 +175,36 @@ def _linear_w4a16_kernel(
                 tl.atomic_xchg(counters + tile, 0)
 
 
-@triton.jit
-def _dequantise_w4_kernel(
-    packed, scales, zeros, out, outputs, inputs, groups, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """One program writes 64 outputs x 128 inputs, each (level - zero) * scale rounded once."""
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    group, slab = tl.program_id(0), tl.program_id(1)
-    unit = slab * groups + group
-    place = tl.arange(0, 256)
-    n = tl.arange(0, 64)
-    k = group * 128 + tl.arange(0, 128)
-    words = tl.load(packed + unit.to(tl.int64) * 1024 + place[:, None] * 4 + tl.arange(0, 4)[None, :])
-    if ASYMMETRIC:
-        zero_at = zeros + unit * 64 + place % 128 // 32 * 16 + place // 4 % 8
-        zero, zero_8 = _zero(tl.load(zero_at), MAGIC)[:, None], _zero(tl.load(zero_at + 8), MAGIC)[:, None]
-    else:
-        zero = _zero(tl.full([1, 1], 8, tl.int32), MAGIC)
-        zero_8 = zero
-    weights = _levels(words, zero, zero_8, 1, MAGIC, DTYPE, PTX).to(tl.float32) * tl.load(scales + unit * 64 + n).to(tl.float32)[:, None]
-    at = (slab * 64 + n)[:, None]
-    tl.store(out + at.to(tl.int64) * inputs + k[None, :], weights.to(DTYPE), mask=(at < outputs) & (k < inputs)[None, :])
-
-
-def dequantise_w4(weights: Weights4, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
-    """Return the weights as [outputs, inputs] in bf16 or fp16, into `out` where given: as many bytes as before they were quantised."""
-    shape = (weights.outputs, weights.inputs)
-    out = weights.packed.new_empty(shape, dtype=dtype) if out is None else out
-    check_rows((out,), shape, dtype)
-    slabs, groups = weights.packed.shape[:2]
-    _dequantise_w4_kernel[(groups, slabs)](
-        weights.packed, weights.scales, _zeros_of(weights), out, *shape, groups,
-        MAGIC=_magic(dtype), ASYMMETRIC=weights.zeros is not None, PTX=_by_ptx(weights.packed), num_warps=4,
-    )  # fmt: skip
-    return out
-
-
 def linear_w4a16(
     x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | None = None,
     *, out: Tensor | None = None, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Return `x` [rows, inputs] times the transpose of `weights`, plus `bias` [outputs]; into `out` [rows, outputs] where given.
 
-    x, bias and out in bf16 or fp16, contiguous: ValueError otherwise. config: default w4_config of the rows. From DENSE_ROWS on it
-    allocates the dequantised weights.
+    x, bias and out in bf16 or fp16, contiguous: ValueError otherwise. config: default w4_config of the rows.
     """
     rows = len(x)
-    out = x.new_empty(rows, weights.outputs) if out is None else out
+    magic_of(x.dtype)
     check_rows((x,), (rows, weights.inputs), x.dtype)
+    out = x.new_empty(rows, weights.outputs) if out is None else out
     check_rows((out,), (rows, weights.outputs), x.dtype)
-    _magic(x.dtype)
     if rows >= DENSE_ROWS:
-        return out.copy_(linear(x, dequantise_w4(weights, x.dtype), bias))
+        return _dense(x, weights, bias, out)
     for first in range(0, rows, WIDTHS[-1]):
         _launch(x[first : first + WIDTHS[-1]], weights, scratch, bias, out[first : first + WIDTHS[-1]], config)
+    return out
+
+
+def _dense(x: Tensor, weights: Weights4, bias: Tensor | None, out: Tensor) -> Tensor:
+    """By cuBLAS, so many outputs at a time that their weights in x's dtype take _DENSE_BYTES at most."""
+    step = max(_DENSE_BYTES // (weights.inputs * x.element_size()) // (2 * SLAB), 1) * 2 * SLAB
+    for first in range(0, weights.outputs, step):
+        part = dequantise_w4(weights.of_outputs(first, first + step), x.dtype)
+        here = out[:, first : first + step]
+        if bias is None:
+            torch.mm(x, part.T, out=here)
+        else:
+            torch.addmm(bias[first : first + step], x, part.T, out=here)
     return out
 
 
@@ -241,10 +219,10 @@ def _launch(x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | Non
     programs = min(scratch.processors * config.programs, units)
     _check(weights, scratch, 2 * programs * config.tile_n * width, (units + 1) * programs)
     _linear_w4a16_kernel[(programs,)](
-        x, weights.packed, weights.scales, _zeros_of(weights), weights.scales if bias is None else bias, out, scratch.partial,
+        x, weights.packed, weights.scales, pointer_to_zeros(weights), weights.scales if bias is None else bias, out, scratch.partial,
         scratch.counters, rows, weights.outputs, inputs, groups,
-        TILE_N=config.tile_n, TILE_M=width, MAGIC=_magic(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
-        WHOLE=inputs % GROUP == 0, PTX=_by_ptx(x), num_warps=config.warps, num_stages=config.stages,
+        TILE_N=config.tile_n, TILE_M=width, MAGIC=magic_of(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
+        WHOLE=inputs % GROUP == 0, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 
@@ -254,20 +232,3 @@ def _check(weights: Weights4, scratch: W4Scratch, floats: int, product: int) -> 
         raise ValueError(f"the scratch must hold {floats} sums and {len(weights.packed)} counters, got {len(scratch.partial)} sums")
     if product >= _MOST_PIECES:
         raise ValueError(f"{weights.outputs} outputs of {weights.inputs} inputs are too many for the 32 bits of the kernel's cuts")
-
-
-def _magic(dtype: torch.dtype) -> int:
-    """Two floats whose last 4 bits count ones: 128 in bf16, 1024 in fp16."""
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations must be bfloat16 or float16, got {dtype}")
-    return 0x43004300 if dtype == torch.bfloat16 else 0x64006400
-
-
-def _by_ptx(on: Tensor) -> bool:
-    """Neither the interpreter nor AMD's compiler takes PTX."""
-    return on.device.type == "cuda" and not torch.version.hip
-
-
-def _zeros_of(weights: Weights4) -> Tensor:
-    """A pointer for a kernel that reads none."""
-    return weights.packed if weights.zeros is None else weights.zeros

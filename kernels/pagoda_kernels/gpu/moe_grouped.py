@@ -19,12 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.gpu.descriptors import blocks_of
 from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.moe_config import Config, choose_config
 from pagoda_kernels.gpu.moe_route import LINE, Routing, moe_route
 from pagoda_kernels.gpu.prefill_config import arch_of
-from pagoda_kernels.gpu.rows import check_rows
+from pagoda_kernels.gpu.rows import blocks_of, check_rows
 
 if TYPE_CHECKING:
     from pagoda_kernels.gpu.moe_route import Routed

@@ -18,6 +18,7 @@ GROUP: Final = 128
 SLAB: Final = 64
 _MIDDLE: Final = 8
 _MOST: Final = 15
+_PART: Final = 2048  # outputs that are quantised at once: float32 and indices take seven times their bytes in bf16
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Nibble i of an AWQ word holds column _AWQ_ORDER[i] of its eight."""
 
@@ -39,6 +40,17 @@ class Weights4:
     def nbytes(self) -> int:
         """What a product reads of it."""
         return sum(one.nbytes for one in (self.packed, self.scales, self.zeros) if one is not None)
+
+    def of_outputs(self, first: int, end: int) -> Weights4:
+        """The weights of some outputs, in the same memory. `first`: a multiple of 128, and so is `end`, or it is not below `outputs`."""
+        slabs = slice(first // SLAB, -(-end // SLAB))
+        zeros = None if self.zeros is None else self.zeros[slabs]
+        return Weights4(self.packed[slabs], self.scales[slabs], zeros, min(end, self.outputs) - first, self.inputs)
+
+
+def w4_bytes(outputs: int, inputs: int) -> int:
+    """Of the symmetric weights of a matrix, with scales of two bytes."""
+    return -(-outputs // (2 * SLAB)) * 2 * SLAB * -(-inputs // GROUP) * (GROUP // 2 + 2)
 
 
 def packed_w4(levels: Tensor, scales: Tensor, zeros: Tensor | None) -> Weights4:
@@ -67,6 +79,12 @@ def _by_slab(numbers: Tensor) -> Tensor:
 
 def quantised_w4(weight: Tensor) -> Weights4:
     """Round `weight` [outputs, inputs] to the nearest of 16 levels, symmetric: the value of a group furthest from 0 becomes -8 scales."""
+    parts = [_quantised(part) for part in weight.split(_PART)]
+    packed, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("packed", "scales"))
+    return Weights4(packed, scales, None, *weight.shape)
+
+
+def _quantised(weight: Tensor) -> Weights4:
     outputs, inputs = weight.shape
     grouped = pad(weight.float(), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
     furthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))

@@ -3,14 +3,17 @@ interpret. Prints JSON. Called by tests/unit/daemon/gpu/test_late_compilations.p
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import torch
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.sampling import Sampling, draw_of
-from pagoda_daemon.gpu.load import warm, warm_sizes, warm_worker
-from pagoda_daemon.model.weights import allocate, destinations
+from pagoda_daemon.gpu.load import compile_all, take_adapters, warm_worker
+from pagoda_daemon.model.config import FAMILIES, Experts
+from pagoda_daemon.model.quantised import FORMATS
+from pagoda_daemon.model.weights import allocate, destinations, with_linears
 from support.engine.native_reference import shape
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -21,7 +24,18 @@ SHAPES = {
     "norms": {"qk_norm": True, "tied": True, "vocab_size": 129},
     "windows": {"windows": (None, 40), "vocab_size": 5000},
     "blocks by descriptors": {"head_dim": 64},
+    "experts": {
+        "experts": Experts(count=4, per_token=2, intermediate=48, normalised=True, names=FAMILIES["Qwen3MoeForCausalLM"].experts),
+        "sparse": (True, True),
+    },
+    "fp8": {},
+    "int8": {"hidden": 128},
+    "adapters": {},
 }
+
+
+STEPS = ([1], [1] * 3, [1] * 8, [2], [16], [17], [33], [64], [257], [1, 1, 16], [1, 31, 7], [1, 1, 1, 1, 5], [5, 1], [300, 40, 1])
+DRAWN = (None, {}, {"temperature": 1.0}, {"temperature": 0.5, "top_k": 3}, {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1})
 
 
 class Hopper:
@@ -53,33 +67,13 @@ class Asked:
         return True
 
 
-def plans(vocab):
+def plans(vocab, adapters=False):
     """Steps of every kind: of one row and many, of one token and many, decodes, prompts and both, copies, and all ways to draw."""
     random = np.random.default_rng(1)
-    for counts in (
-        [1],
-        [1] * 3,
-        [1] * 8,
-        [2],
-        [16],
-        [17],
-        [33],
-        [64],
-        [257],
-        [1, 1, 16],
-        [1, 31, 7],
-        [1, 1, 1, 1, 5],
-        [5, 1],
-        [300, 40, 1],
-    ):
-        for sampling in (
-            None,
-            {},
-            {"temperature": 1.0},
-            {"temperature": 0.5, "top_k": 3},
-            {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1},
-        ):
-            yield plan(random, vocab, counts, sampling)
+    for counts in STEPS:
+        for sampling in DRAWN if counts == [1] * 3 else DRAWN[::4]:
+            found = plan(random, vocab, counts, sampling)
+            yield found if not adapters else replace(found, adapters=random.integers(0, 3, found.rows.size).astype(np.int32))
 
 
 def plan(random, vocab, counts, sampling):
@@ -98,29 +92,34 @@ def plan(random, vocab, counts, sampling):
     return StepPlan(1, rows, starts, ids, positions, tables, sample, copies=copies, **more)
 
 
-def worker_of(changes, place):
+def worker_of(name, place):
     """As loading makes it. Nobody looks at its tokens."""
+    changes = SHAPES[name]
     spec = shape(**changes)
     with place:
         weights = allocate(spec, torch.bfloat16)
     for part in destinations(spec, weights).values():
         part.zero_()
+    if name in FORMATS:
+        weights = replace(weights, layers=tuple(with_linears(layer, FORMATS[name].make) for layer in weights.layers))
     limits = WorkerLimits(BLOCKS, 64 if "head_dim" in changes else BLOCK, spec.vocab_size, POSITIONS)
     engine = EngineConfig(max_concurrency=ROWS, token_budget=POSITIONS)
-    return warm_worker(spec, weights, engine, limits, lambda _share: None)
+    worker = warm_worker(spec, weights, engine, limits, lambda _share: None)
+    if name == "adapters":
+        take_adapters(worker, AdaptersConfig(max_loaded=2, max_rank=20), lambda _share: None)
+    return worker
 
 
-def late(changes):
+def late(name):
     asked = knobs.runtime.jit_cache_hook = Asked()
-    worker = worker_of(changes, torch.device("cpu"))
-    warm(worker)  # as on a GPU
-    warm_sizes(worker, POSITIONS)
+    worker = worker_of(name, torch.device("cpu"))
+    compile_all(worker, POSITIONS)  # as on a GPU
     before, asked.warm = len(asked.seen), True
-    for one in plans(worker.limits.vocab_size):
+    for one in plans(worker.limits.vocab_size, name == "adapters"):
         worker.execute(one)
     return {"warm": before, "late": sorted(asked.late)}
 
 
 if __name__ == "__main__":
     driver.set_active(Hopper())
-    json.dump({name: late(changes) for name, changes in SHAPES.items()}, sys.stdout)
+    json.dump({name: late(name) for name in SHAPES}, sys.stdout)

@@ -78,7 +78,7 @@ def test_a_device_that_is_named_shows_each_of_its_forms(ask):
     ("arguments", "says"),
     [
         (("hf://google/gemma-2-9b",), "No daemon serves this model: model_type 'gemma2' is not served; it must be llama"),
-        (("hf://Qwen/Qwen3-0.6B", "--quantization", "int4"), "No daemon serves this model: no daemon runs int4 weights on these devices"),
+        (("hf://Qwen/Qwen3-0.6B", "--quantization", "nvfp4"), "No daemon serves this model: no daemon runs nvfp4 weights on these devices"),
         (("hf://Qwen/Qwen3-0.6B", "--quantization", "fp8", "--device", "a10"), "Daemons run fp8 weights on l4 only."),
         (("hf://Qwen/Qwen3-0.6B",), "Prices: "),
     ],

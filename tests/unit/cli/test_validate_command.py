@@ -61,7 +61,7 @@ ENTRY = "cpu:\n      cores: 250m\n      memory: 2Gi"
     ("changes", "line", "says"),
     [
         ({ENTRY: "gpu: {count: 2}"}, 9, "spec.accelerators[0].gpu.count: refused: gpu.count must be 1, got 2: a replica computes on one"),
-        ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: int4}"}, 10, "spec.accelerators[0]: refused: engine.quantization int4"),
+        ({ENTRY: GPU, "spec:": "spec:\n  engine: {quantization: nvfp4}"}, 10, "spec.accelerators[0]: refused: engine.quantization nvfp4"),
         (
             {"pvc://models/tiny": QWEN, ENTRY: "gpu: {product: A100}", "spec:": "spec:\n  engine: {quantization: fp8}"},
             10,

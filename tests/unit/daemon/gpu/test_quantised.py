@@ -1,4 +1,4 @@
-"""Matrices in 8 bits: which models and devices they are for, how they are read, and what a decoder of them computes, beside plain torch."""
+"""Matrices in 8 or 4 bits: which models and devices they are for, how they are read, and what a decoder of them computes."""
 
 from dataclasses import dataclass, replace
 
@@ -16,8 +16,10 @@ from pagoda_daemon.model.loader import SINGLE, load_tensors
 from pagoda_daemon.model.quantised import FORMATS, Quantiser, not_quantised, quantised, quantised_bytes
 from pagoda_daemon.model.weights import Linear, allocate, destinations, linears, weight_bytes, with_linears
 from pagoda_daemon.runner.forward import TorchForward
+from pagoda_kernels.gpu.w4_weights import quantised_w4
 from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.reference import quantise_rows as judge
+from pagoda_kernels.reference.linear_w4a16 import linear_w4a16
 from pagoda_kernels.testing import device
 from safetensors.torch import save_file
 from support.engine.native_reference import shape, weights_of
@@ -32,7 +34,8 @@ EXPERTS = Experts(count=4, per_token=2, intermediate=48, normalised=True, names=
         ({}, "int8", (8, 0), None),
         ({}, "fp8", None, None),
         ({}, "fp8", (8, 6), "needs compute capability 8.9, the device has 8.6"),
-        ({}, "nvfp4", (9, 0), "nvfp4 is not built for a GPU; available are fp8, int8"),
+        ({}, "int4", (8, 0), None),
+        ({}, "nvfp4", (9, 0), "nvfp4 is not built for a GPU; available are fp8, int8, int4"),
         ({"experts": EXPERTS, "sparse": (True, False)}, "int8", (9, 0), "not built for experts"),
         ({"intermediate": 100}, "int8", (9, 0), "multiples of 16"),
     ],
@@ -44,11 +47,13 @@ def test_what_cannot_be_quantised_is_told_before_a_byte_is_read(changes, kind, c
 
 @dataclass(frozen=True, slots=True)
 class Judged(Linear):
-    """In float32: weights and rows go through levels as a GPU's do."""
+    """In float32: weights go through levels as a GPU's do, of 8 bits and rows as well, or of 4 bits (`kind` None)."""
 
-    kind: torch.dtype
+    kind: torch.dtype | None
 
     def apply(self, rows):
+        if self.kind is None:
+            return linear_w4a16(rows, quantised_w4(self.weight.half()), self.bias).float()
         levels = [judge.quantise_rows(part, self.kind) for part in (rows, self.weight)]
         return judge.linear_w8a8(*levels, self.bias).float()
 
@@ -71,14 +76,17 @@ def honest():
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("honest")
-@pytest.mark.parametrize(("name", "kind"), [("fp8", torch.float8_e4m3fn), ("int8", torch.int8)])
-def test_a_decoder_computes_what_its_levels_stand_for(name, kind):
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [("fp8", torch.float8_e4m3fn, torch.float32), ("int8", torch.int8, torch.float32), ("int4", None, torch.float16)],
+)
+def test_a_decoder_computes_what_its_levels_stand_for(name, kind, dtype):
     spec = shape(qkv_bias=True, layers=1, windows=(None,), sparse=(False,))
     exact = allocate(spec, torch.float32)
     for part, place in destinations(spec, exact).items():
         place.copy_(destinations(spec, weights_of(spec))[part])
     with torch.device(device()):
-        there = allocate(spec, torch.float32)
+        there = allocate(spec, dtype)
     for part, place in destinations(spec, there).items():
         place.copy_(destinations(spec, exact)[part])
     limits = WorkerLimits(4, 16, spec.vocab_size, 64)
@@ -112,7 +120,7 @@ def test_a_matrix_is_quantised_when_its_last_part_is_read_and_its_bf16_bytes_are
 
     load_tensors(tmp_path, reading.places, lambda _share: None, filled)
     found = reading.weights()
-    assert sorted(given_back) == sorted(len(linear.weight) for linear in linears(found.layers[0]))
+    assert sorted(given_back) == sorted(len(linear.weight) for linear in linears(weights_of(spec).layers[0]))
     parts = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
     assert max(dict(seen)[part] for part in parts) - min(dict(seen)[part] for part in parts) == 1
     expected = quantised(with_all(spec, written, place), FORMATS[name])
@@ -132,9 +140,10 @@ def with_all(spec, written, place):
     return weights
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_quantised_model_has_half_the_bytes_of_its_matrices_and_all_of_the_rest(name):
-    spec = shape(hidden=512, intermediate=1024)
-    matrices = 2 * (512 * 128 + 64 * 512 + 512 * 2048 + 512 * 1024)
-    outputs = 2 * (128 + 512 + 2048 + 512)
-    assert quantised_bytes(spec, torch.bfloat16, FORMATS[name]) == weight_bytes(spec, torch.bfloat16) - matrices + 4 * outputs
+@pytest.mark.parametrize(("name", "scales"), [("fp8", 0), ("int8", 0), ("int4", 1)])
+def test_a_quantised_model_has_fewer_bytes_of_its_matrices_and_all_of_the_rest(name, scales):
+    spec = shape(hidden=512, intermediate=1024, kv_heads=4, head_dim=32)
+    levels = 2 * (512 * 384 + 128 * 512 + 512 * 2048 + 512 * 1024)
+    outputs = 2 * (384 + 512 + 2048 + 512)
+    found = weight_bytes(spec, torch.bfloat16) - quantised_bytes(spec, torch.bfloat16, FORMATS[name])
+    assert found == (levels * 3 // 2 - levels // 128 * 2 if scales else levels - 4 * outputs)

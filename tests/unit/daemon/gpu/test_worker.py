@@ -148,6 +148,29 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
         same(ours.execute(plan), theirs.execute(plan))
 
 
+@pytest.mark.parametrize("kept", ["int8", "float8"])
+def test_keys_and_values_in_8_bits_are_read_as_they_were_written(kept):
+    spec, limits = (made := shape()), WorkerLimits(BLOCKS, BLOCK, made.vocab_size, POSITIONS)
+    with torch.device(device()):
+        weights = allocate(spec, torch.bfloat16)
+    for name, part in destinations(spec, weights_of(spec)).items():
+        destinations(spec, weights)[name].copy_(part)
+    narrow, whole = (
+        warm_worker(spec, weights, EngineConfig(max_concurrency=ROWS, kv_dtype=one), limits, lambda _: None, graphs=False).forward
+        for one in (kept, None)
+    )
+    assert (narrow.kv.data.itemsize, narrow.kv.nbytes, whole.kv.scales) == (1, (BLOCKS + 1) * BLOCK * spec.kv_token_bytes(1), None)
+    batch = Batch(prompts(spec.vocab_size, (17, 20)))
+    for counts in ((17, 12), (1, 8)):
+        plan = batch.step(counts)
+        for forward in (narrow, whole):  # blocks move, and with them their scales
+            moved = np.arange(BLOCKS, dtype=np.int32)
+            forward.copy_blocks(np.stack([moved, moved[::-1]], axis=1))
+        plan = replace(plan, block_tables=(BLOCKS - 1 - plan.block_tables if batch.steps % 2 else plan.block_tables).astype(np.int32))
+        got, expected = (forward.logits(plan, np.arange(2)).float().clone() for forward in (narrow, whole))
+        assert (got - expected).norm() < 0.05 * expected.norm()
+
+
 def with_experts(*, normalised):
     names = FAMILIES["Qwen3MoeForCausalLM"].experts
     return shape(experts=Experts(count=4, per_token=2, intermediate=48, normalised=normalised, names=names), sparse=(True, False))

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from pagoda_kernels.gpu.linear_w4a16 import DENSE_ROWS, Config, W4Scratch, dequantise_w4, linear_w4a16, w4_config
+from pagoda_kernels.gpu import linear_w4a16 as linear_w4a16_module
+from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
+from pagoda_kernels.gpu.linear_w4a16 import DENSE_ROWS, Config, W4Scratch, linear_w4a16, w4_config
 from pagoda_kernels.gpu.w4_weights import from_awq, from_gptq, packed_w4, quantised_w4
 from pagoda_kernels.reference.linear_w4a16 import dequantised_w4
 from pagoda_kernels.reference.linear_w4a16 import linear_w4a16 as judged
@@ -78,11 +80,14 @@ def test_a_nan_stays_in_its_row():
     assert torch.equal(out[[0, 2]], clean[[0, 2]])
 
 
-def test_many_rows_are_multiplied_by_dequantised_weights_into_the_output_given():
-    weights, x = matrix(40, 128)[3], rows(DENSE_ROWS, 128)
-    out = torch.full((DENSE_ROWS, 40), torch.nan, dtype=x.dtype, device=x.device)
-    assert run(x, weights, out=out) is out
-    assert_close(out, judged(x, weights), "dequantised")
+@pytest.mark.parametrize("biased", [False, True])
+def test_many_rows_are_multiplied_by_dequantised_weights_some_outputs_at_a_time(biased, monkeypatch):
+    monkeypatch.setattr(linear_w4a16_module, "_DENSE_BYTES", 0)
+    weights, x = matrix(150, 128, zeros=biased)[3], rows(DENSE_ROWS, 128)
+    bias = rows(1, 150, seed=2)[0] if biased else None
+    out = torch.full((DENSE_ROWS, 150), torch.nan, dtype=x.dtype, device=x.device)
+    assert run(x, weights, bias, out=out) is out
+    assert_close(out, judged(x, weights, bias), "dequantised")
 
 
 def test_bf16_is_rounded_to_the_nearest_level_and_the_furthest_keeps_its_value():
