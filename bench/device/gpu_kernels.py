@@ -140,7 +140,7 @@ def cases() -> list[Case]:
 def _narrow(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]], name: str, kept: torch.dtype) -> Iterator[Case]:
     """The same sizes over keys and values of 8 bits, judged by what these stand for."""
     for label, (size, shape) in shapes.items():
-        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), configs=True)
+        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), default_config)
 
 
 def _label(rows: gpu_pointwise.Rows) -> str:
