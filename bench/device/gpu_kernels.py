@@ -140,7 +140,7 @@ def cases() -> list[Case]:
 def _narrow(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]], name: str, kept: torch.dtype) -> Iterator[Case]:
     """The same sizes over keys and values of 8 bits, judged by what these stand for."""
     for label, (size, shape) in shapes.items():
-        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), configs=True)
+        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), default_config)
 
 
 def _label(rows: gpu_pointwise.Rows) -> str:
@@ -177,7 +177,7 @@ def _matrices() -> Iterator[Case]:
 def _matrices_of_4_bits() -> Iterator[Case]:
     for size, one in gpu_linear_w4.sizes():
         build = partial(_shaped, gpu_linear_w4.linear, one)
-        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, default_config)
+        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, one.own_config)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:
