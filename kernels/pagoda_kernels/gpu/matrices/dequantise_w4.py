@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.matrices.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
+from pagoda_kernels.gpu.matrices.w4_weights import Weights4
 from pagoda_kernels.gpu.rows import check_rows
-from pagoda_kernels.gpu.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
-from pagoda_kernels.gpu.w4_weights import Weights4
 
 
 @cached

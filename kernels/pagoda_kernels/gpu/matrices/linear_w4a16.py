@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.matrices.dequantise_w4 import dequantise_w4
+from pagoda_kernels.gpu.matrices.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
+from pagoda_kernels.gpu.matrices.w4_weights import GROUP, SLAB, Weights4
 from pagoda_kernels.gpu.rows import check_rows
-from pagoda_kernels.gpu.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
-from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
 WIDTHS: Final = (16, 32, 64)  # rows of one launch

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.gpu.w4_weights import Weights4
+from pagoda_kernels.gpu.matrices.w4_weights import Weights4
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
-from pagoda_kernels.gpu.linear_w4a16 import WIDTHS, _linear_w4a16_kernel, w4_config
+from pagoda_kernels.gpu.matrices.linear_w4a16 import WIDTHS, _linear_w4a16_kernel, w4_config
 
 
 def _export(width: int, *, zeros: bool = False, ptx: bool = False) -> Export:
