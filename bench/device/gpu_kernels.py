@@ -180,7 +180,7 @@ def _matrices() -> Iterator[Case]:
 def _matrices_of_4_bits() -> Iterator[Case]:
     for size, one in gpu_linear_w4.sizes():
         build = partial(_shaped, gpu_linear_w4.linear, one)
-        yield Case("linear_w4a16", one.label, size, "matrices.linear_w4a16", build, default_config)
+        yield Case("linear_w4a16", one.label, size, "matrices.linear_w4a16", build, one.own_config)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:

@@ -31,6 +31,10 @@ class Product:
     def label(self) -> str:
         return f"rows-{self.rows}-{self.inputs}x{self.outputs}"
 
+    def own_config(self, op: ModuleType) -> Any:
+        """What the op chooses for so many rows."""
+        return op.w4_config(next((width for width in op.WIDTHS if self.rows <= width), op.WIDTHS[-1]))
+
 
 def sizes() -> list[tuple[str, Product]]:
     """Queries, keys and values; gate and up; down."""
