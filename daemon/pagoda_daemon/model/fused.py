@@ -94,6 +94,7 @@ class FusedDecoder:
         turn = Turn(*self._tables, step.positions)
         hidden = self.weights.embedding.index_select(0, step.token_ids)
         first, adapted = self.weights.layers[0], step.adapted
+        live = step.slots if step.wanted is None else None  # a graph's padding must not have experts read
         normed = self._normed(hidden, None, first.attention_norm, _levels(first.qkv, adapted))
         for index, layer in enumerate(self.weights.layers):
             mixed = self._mixed(index, normed, (turn, _place(kv, index, step.slots)), step)
@@ -103,7 +104,7 @@ class FusedDecoder:
             output = _applied(layer.output, mixed, (adapted, index, "output"))
             reader = layer.mlp.gate_up if isinstance(layer.mlp, Mlp) else None
             normed = self._normed(output, hidden, layer.mlp_norm, _levels(reader, adapted))
-            normed = self._normed(_mlp(layer, normed, adapted, index), hidden, *self._behind(index, adapted))
+            normed = self._normed(_mlp(layer, normed, adapted, index, live), hidden, *self._behind(index, adapted))
         return _numbers(normed)
 
     def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, levels: torch.dtype | None) -> Rows:
@@ -133,18 +134,18 @@ def _place(kv: KvCache, layer: int, slots: Tensor) -> KvPlace:
     return KvPlace(kv.data[layer], slots, None if kv.scales is None else kv.scales[layer])
 
 
-def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int) -> Tensor:
+def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int, live: Tensor | None) -> Tensor:
     if not isinstance(layer.mlp, Mlp):
-        return _mixed_experts(layer.mlp, _numbers(normed))
+        return _mixed_experts(layer.mlp, _numbers(normed), live)
     gate_up = _applied(layer.mlp.gate_up, normed, (adapted, index, "gate_up"))
     levels = _levels(layer.mlp.down, adapted)
     inner = silu_mul(gate_up) if levels is None else silu_mul_levels(gate_up, levels)
     return _applied(layer.mlp.down, inner, (adapted, index, "down"))
 
 
-def _mixed_experts(mlp: SparseMlp, normed: Tensor) -> Tensor:
+def _mixed_experts(mlp: SparseMlp, normed: Tensor, live: Tensor | None) -> Tensor:
     routing = Routing(mlp.experts.per_token, mlp.experts.normalised)
-    return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing)
+    return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing, live=live)
 
 
 def _applied(linear: Linear, rows: Rows, change: tuple[Changes | None, int, Part]) -> Tensor:

@@ -424,6 +424,7 @@ OPS_OF_THE_TREE = sorted({case.op for case in cases() if case.module in present(
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="computes with Triton's interpreter")
+@pytest.mark.deep
 @pytest.mark.parametrize("op", OPS_OF_THE_TREE)
 def test_every_op_of_the_tree_is_measured_and_right(command, op, tmp_path, capsys):
     """At tiny shapes: that ours is called as its file says."""

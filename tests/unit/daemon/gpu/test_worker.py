@@ -33,7 +33,7 @@ from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.lora.load import fused_adapter, pooled_adapter
-from pagoda_daemon.model import files
+from pagoda_daemon.model import files, fused
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
@@ -192,6 +192,16 @@ def test_a_pass_through_experts_reads_nothing_on_the_host(monkeypatch):
     for name in ("tolist", "item", "nonzero", "bincount", "__bool__", "__int__"):
         monkeypatch.setattr(torch.Tensor, name, lambda *_arguments, **_named: pytest.fail("a value is read on the host"))
     ours.forward.states(plan, np.array([0]))
+
+
+def test_rows_that_a_graph_is_padded_with_ask_for_no_expert(monkeypatch):
+    ours, _ = workers(spec := with_experts(normalised=True))
+    asked = []
+    monkeypatch.setattr(fused, "moe_grouped", lambda hidden, *_parts, live: asked.append(live.tolist()) or hidden)
+    forward, plan = ours.forward, Batch(prompts(spec.vocab_size, (1,))).step((1,))
+    sent = forward.send(decode_arrays(plan, forward._shape, 2))
+    forward._decode(sent, 2, torch.empty(2, spec.vocab_size, device=device()))
+    assert [[slot >= 0 for slot in slots] for slots in asked] == [[True, False]]
 
 
 def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():
