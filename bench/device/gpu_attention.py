@@ -194,7 +194,7 @@ def prefill(op: ModuleType, shape: Shape, machine: Machine, limit: float, config
     shape = shape.tiny() if machine.dry else shape
     buffers, arch = Buffers.of(shape, machine), op.arch_of(machine.device)
     whole = op.choose_config(shape.head_dim, torch.bfloat16, arch)
-    chosen = op.quantised_config(shape.head_dim, arch) if shape.item == 1 else whole
+    chosen = op.quantised_config(shape.head_dim) if shape.item == 1 else whole
     if config is not None:
         return buffers.trial(partial(_prefill, op, buffers, config), {_CHOSEN: partial(_prefill, op, buffers, chosen)}, limit)
     if shape.item == 1:

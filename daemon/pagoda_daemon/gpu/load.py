@@ -222,7 +222,7 @@ def _shape(spec: ModelSpec, kv: KvCache, dtype: torch.dtype, rows: int) -> Shape
     windows = tuple(sorted(set(spec.windows), key=lambda window: window or 0))
     split, arch = decode_config(spec.head_dim, kv.data.itemsize).split, arch_of(kv.data.device)
     whole = kv.scales is None
-    config = choose_config(spec.head_dim, dtype, arch) if whole else quantised_config(spec.head_dim, arch)
+    config = choose_config(spec.head_dim, dtype, arch) if whole else quantised_config(spec.head_dim)
     return Shape(kv.block_size, windows, split, query_tile(spec.heads, spec.kv_heads, config), spare_row=rows + 1)
 
 

@@ -270,7 +270,7 @@ def paged_attention_prefill(
 def _config(query: Tensor, scales: Tensor | None) -> Config:
     if scales is None:
         return choose_config(query.shape[2], query.dtype, arch_of(query.device))
-    return quantised_config(query.shape[2], arch_of(query.device))
+    return quantised_config(query.shape[2])
 
 
 def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:

@@ -24,7 +24,7 @@ def _kept(kept: str) -> tuple[dict[str, str], dict[str, object]]:
 
 def _export(name: str, head_dim: int, block_size: int, archs: tuple[str, ...], *, window: bool = False, kept: str = "bf16") -> Export:
     arch = 89 if archs == _SMALL else 90
-    config = choose_config(head_dim, torch.bfloat16, arch) if kept == "bf16" else quantised_config(head_dim, arch)
+    config = choose_config(head_dim, torch.bfloat16, arch) if kept == "bf16" else quantised_config(head_dim)
     pointers, constants = _kept(kept)
     lists = dict.fromkeys(("tables", "table_starts", "lengths", "starts", "work"), "*i32")
     numbers = {"window": "i32", "slots": "i32", "scale": "fp32"}
@@ -72,7 +72,6 @@ EXPORTS = (
     _export("256_block_16", 256, 16, _MAIN),
     _fetched("128_fetched", 128, _FETCHED),
     _export("128_block_64_fp8", 128, 64, ("sm_90",), kept="fp8e4nv"),
-    _export("128_block_64_fp8_small", 128, 64, _SMALL, kept="fp8e4nv"),
-    _export("128_block_16_fp8", 128, 16, ("sm_90",), kept="fp8e4nv"),
+    _export("128_block_16_fp8", 128, 16, ("sm_89", "sm_90"), kept="fp8e4nv"),
     _export("128_block_16_int8", 128, 16, ("sm_80", "sm_90"), kept="i8"),
 )
