@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "common"))
+sys.path.insert(0, str(Path(__file__).parent / "device"))
 
 from gpu_record import Measurement, OtherDevice, Record, chosen, fits, summary, table
 

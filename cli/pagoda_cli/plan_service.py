@@ -14,7 +14,7 @@ from pagoda_contracts.names import API_VERSION, MAX_SERVICE_NAME
 from pagoda_sizing.devices import CPU, Device
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Verdict
-from pagoda_sizing.platforms import no_format, products
+from pagoda_sizing.platforms import no_format, no_kept, products
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import Found
@@ -23,6 +23,8 @@ from pagoda_cli.plan_text import Offer, fitting
 _CORES: Final = 32  # of the catalogue's CPU
 _OTHERS: Final = 3
 _WIDTH: Final = 120
+_KEPT: Final = {"fp8": "float8", "int8": "int8"}
+"""What sizing calls a type of keys and values → what a service does."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,6 @@ def recommendation(asked: Asked, offers: Sequence[Offer]) -> str:
     """Returns the InferenceService as YAML; CliError says why there is none."""
     if asked.unserved:
         raise CliError(f"--yaml: no daemon serves this model: {asked.unserved}")
-    if asked.ask.kv_dtype != "bf16":
-        raise CliError(f"--yaml: the daemon does not store keys and values as {asked.ask.kv_dtype}; leave --kv-dtype out")
     candidates = fitting(offers, each_form=True)
     served = [offer for offer in candidates if not _unusable(offer, asked.ask)]
     if not served:
@@ -55,7 +55,9 @@ def _unusable(offer: Offer, ask: Ask) -> str:
     """Why Pagoda cannot use a device that fits; empty if it can."""
     if not _has_daemon(offer):
         return "there is no daemon for it"
-    return "" if runs(offer.device, ask.quantisation) else f"the daemon does not run {ask.quantisation} weights on it"
+    if not runs(offer.device, ask.quantisation):
+        return f"the daemon does not run {ask.quantisation} weights on it"
+    return "" if keeps(offer.device, ask.kv_dtype) else f"the daemon does not keep keys and values as {ask.kv_dtype} on it"
 
 
 def runs(device: Device, quantisation: str) -> bool:
@@ -64,6 +66,11 @@ def runs(device: Device, quantisation: str) -> bool:
         return quantisation in ("bf16", "int8")
     product = device.product.partition("-MIG-")[0]
     return quantisation in ("fp8", "int8", "int4") and product in products() and not no_format(product, quantisation)
+
+
+def keeps(device: Device, kv_dtype: str) -> bool:
+    """Whether a daemon keeps keys and values in this format on a device."""
+    return kv_dtype == "bf16" or (device.name != CPU and not no_kept(device.product.partition("-MIG-")[0], _KEPT[kv_dtype]))
 
 
 def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:
@@ -88,12 +95,13 @@ def service_name(text: str) -> str:
 def _document(asked: Asked, offer: Offer) -> dict[str, Any]:
     name, ask = service_name(asked.found.name), asked.ask
     quantised = {} if ask.quantisation == "bf16" else {"quantization": ask.quantisation}
+    kept = {} if ask.kv_dtype == "bf16" else {"kvCache": {"dtype": _KEPT[ask.kv_dtype]}}
     promised = {"ttft": ask.ttft_s, "itl": ask.tpot_s}
     slo = {key: f"{round(1000 * seconds)}ms" for key, seconds in promised.items() if seconds is not None}
     spec: dict[str, Any] = {
         "model": {"uri": asked.found.uri or f"pvc://{name}"},
         "accelerators": [_accelerator(offer)],
-        "engine": {"maxModelLen": ask.context, "maxConcurrency": offer.row.concurrency, **quantised},
+        "engine": {"maxModelLen": ask.context, "maxConcurrency": offer.row.concurrency, **quantised, **kept},
         **({"slo": slo} if slo else {}),
     }
     return {"apiVersion": API_VERSION, "kind": "InferenceService", "metadata": {"name": name}, "spec": spec}

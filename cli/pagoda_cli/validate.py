@@ -12,12 +12,13 @@ import typer
 from pagoda_contracts.crds.validation import Problem, is_ours, judge, parsed
 from pagoda_contracts.names import CONTAINER_DAEMON
 from pagoda_contracts.resources.effect import Note, not_built, notes
+from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_contracts.resources.placement import Accelerator
 from pagoda_contracts.resources.service import InferenceService, InferenceServiceSpec
 from pagoda_contracts.resources.tenant import TenantQuota
 from pagoda_contracts.units import parse_quantity
 from pagoda_sizing.families import parse_model
-from pagoda_sizing.platforms import matches, no_daemon, no_format, products, slices, unknown_product
+from pagoda_sizing.platforms import matches, no_daemon, no_format, no_kept, products, slices, unknown_product
 from pagoda_sizing.replica import Judged, Requirement, config_of, on_cpu, on_device, too_little
 from pagoda_sizing.served import unserved
 from pydantic import BaseModel
@@ -116,9 +117,7 @@ def _verdict(required: Requirement, entry: Accelerator) -> str:
     if entry.cpu is not None:
         judged = [on_cpu(required, int(parse_quantity(entry.cpu.memory)))]
     else:
-        judged = [
-            Judged(why) if why else on_device(required, memory) for memory, why in sorted(_devices(entry, required.engine.quantization))
-        ]
+        judged = [Judged(why) if why else on_device(required, memory) for memory, why in sorted(_devices(entry, required.engine))]
     if judged and all(one.why for one in judged):
         return f"refused: {judged[-1].why}"
     held = min((one.requests for one in judged if one.requests is not None), default=None)
@@ -127,11 +126,12 @@ def _verdict(required: Requirement, entry: Accelerator) -> str:
     return f"holds {held} of maxConcurrency {required.engine.max_concurrency} requests at {required.context:,} tokens"
 
 
-def _devices(entry: Accelerator, quantisation: str) -> Iterator[tuple[int, str]]:
+def _devices(entry: Accelerator, engine: EngineSpec) -> Iterator[tuple[int, str]]:
     """Bytes of the devices that an entry names, and why no daemon computes on them; none if it names none."""
     if entry.gpu is not None and entry.gpu.product is not None:
         meant = ((product, memory) for product, memory in products().items() if matches(entry.gpu.product, product))
-        yield from ((memory, no_daemon(product) or no_format(product, quantisation)) for product, memory in meant)
+        for product, memory in meant:
+            yield memory, no_daemon(product) or no_format(product, engine.quantization) or no_kept(product, engine.kv_cache.dtype)
     elif entry.mig is not None and entry.mig.profile is not None:
         size = ".".join(entry.mig.profile.replace("+", ".").split(".")[:2])
         yield from ((memory, "") for profile, memory in slices().items() if profile == size)

@@ -99,7 +99,10 @@ class EngineConfig(_Section):
     reasoning_parser: ReasoningParser | None = Field(
         default=None, description="How the model marks its reasoning. Default: as its chat template does. none: all is content."
     )
-    kv_dtype: Literal["bfloat16", "float8", "int8"] | None = _later("Type of keys and values.")
+    kv_dtype: Literal["bfloat16", "float8", "int8"] | None = Field(
+        default=None,
+        description="Type of keys and values. Default: dtype. float8 and int8 are for GPUs and bfloat16, float8 from capability 8.9 on.",
+    )
     kv_memory_fraction: float | None = Field(
         default=None,
         description="Share of all memory of the device, above 0 and up to 1, for weights, steps and KV. Default: a safe one.",

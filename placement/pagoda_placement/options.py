@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from pagoda_contracts.resources.placement import Accelerator, CpuAccelerator, DraAccelerator, GpuAccelerator, MigAccelerator
 from pagoda_contracts.units import parse_duration, parse_quantity
 from pagoda_sizing.devices import GB
-from pagoda_sizing.platforms import matches, no_daemon, no_format
+from pagoda_sizing.platforms import matches, no_daemon, no_format, no_kept
 from pagoda_sizing.replica import Judged, Requirement, gib, on_cpu, on_device
 
 from pagoda_placement.expected import Unseen, asked, expected
@@ -197,7 +197,8 @@ def _judged(kind: DeviceClass, required: Requirement | None) -> Judged:
         return Judged("shared by several pods (time-slicing or MPS), so that a replica cannot rely on its memory")
     if why := no_daemon(kind.product):
         return Judged(why)
-    if required and (why := no_format(kind.product, required.engine.quantization)):
+    engine = required.engine if required else None
+    if engine and (why := no_format(kind.product, engine.quantization) or no_kept(kind.product, engine.kv_cache.dtype)):
         return Judged(why)
     memory = kind.memory
     if memory is None:

@@ -91,7 +91,7 @@ def fit(model: Model, device: Device, demand: Demand, degree: int = 1) -> Fit:
     wide = demand.item_bytes // 2
     weights = -(-model.weight_bytes(demand.quantisation) * (wide if demand.quantisation == "bf16" else 1) // degree)
     fixed = weights + DEVICE_CONTEXT + step_bytes(model, demand.launch(device))
-    free, per_request = device.memory_bytes - fixed, kv_bytes_per_rank(model, demand, degree) * wide
+    free, per_request = device.memory_bytes - fixed, kv_bytes_per_rank(model, demand, degree) * (wide if demand.kv_dtype == "bf16" else 1)
     cache = cache_in(free, demand.cache_bytes)
     return Fit(
         device=device.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pagoda_sizing.errors import Impossible, positive
-from pagoda_sizing.quant import kv_element_bytes, stored_bytes
+from pagoda_sizing.quant import kv_element_bytes, kv_scale_bytes, stored_bytes
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Attention:
     def cached_elements(self) -> int:
         """Per token and layer, keys and values together."""
         return self.latent if self.latent is not None else self.kv_heads * (self.query_dim + self.value_dim)
+
+    def cached_bytes(self, dtype: str) -> int:
+        """The same in bytes, with their scales."""
+        scales = 1 if self.latent is not None else 2 * self.kv_heads
+        return self.cached_elements * kv_element_bytes(dtype) + scales * kv_scale_bytes(dtype)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class Model:
         """What one more token costs while it is inside every window."""
         if not self.decodes:
             return 0
-        return self.layers * self.attention.cached_elements * kv_element_bytes(dtype)
+        return self.layers * self.attention.cached_bytes(dtype)
 
     def kv_bytes(self, context: int, dtype: str = "bf16") -> int:
         """What a request of `context` tokens holds: a layer with a window never holds more than its window."""
@@ -102,7 +107,7 @@ class Model:
         if not self.decodes:
             return 0
         tokens = sum(context if window is None else min(context, window) for window in self.windows)
-        return tokens * self.attention.cached_elements * kv_element_bytes(dtype)
+        return tokens * self.attention.cached_bytes(dtype)
 
     def without_gqa(self) -> Model:
         """The same model with a key and value head for every query head: what grouped attention saves."""

@@ -19,6 +19,7 @@ from pagoda_sizing.devices import GB, catalogue
 
 # Formats that the daemon makes of bf16 weights on a GPU (daemon, model/quantised.py).
 _LEAST_CAPABILITY: Final = {"fp8": (8, 9), "int8": (8, 0), "int4": (8, 0)}
+_KEPT: Final = {"float8": "fp8", "int8": "int8"}
 
 
 class _Frozen(BaseModel):
@@ -116,12 +117,24 @@ def no_daemon(product: str) -> str:
 @cache
 def no_format(product: str, quantisation: str) -> str:
     """Returns why the daemon does not make weights of a format on a product; empty if it does, or if one of both is not known."""
+    needed = _lacking(product, quantisation)
+    return f"{quantisation} weights need {needed}" if needed else ""
+
+
+@cache
+def no_kept(product: str, dtype: str) -> str:
+    """Returns the same for keys and values in `engine.kvCache.dtype`."""
+    needed = _lacking(product, _KEPT.get(dtype, ""))
+    return f"engine.kvCache.dtype {dtype} needs {needed}" if needed else ""
+
+
+def _lacking(product: str, number_format: str) -> str:
     found = next((one.capability for one in platforms().products if one.product == product), None)
-    least = _LEAST_CAPABILITY.get(quantisation)
+    least = _LEAST_CAPABILITY.get(number_format)
     if found is None or least is None or found >= least:
         return ""
     needed, has = (f"{major}.{minor}" for major, minor in (least, found))
-    return f"{quantisation} weights need compute capability {needed}, this device has {has}"
+    return f"compute capability {needed}, this device has {has}"
 
 
 @cache

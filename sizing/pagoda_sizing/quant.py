@@ -55,6 +55,11 @@ def kv_element_bytes(name: str) -> int:
     return KV_BYTES[name]
 
 
+def kv_scale_bytes(name: str) -> int:
+    """Bytes beside each head's keys, and beside its values, of one token: of 8 bits they have a scale in float32."""
+    return 4 if kv_element_bytes(name) == 1 else 0
+
+
 def nominal_bytes(parameters: int, name: str) -> int:
     """The back-of-the-envelope number: every parameter in the format, scales left out (70 B at int4: 35 GB)."""
     return parameters * weight_format(name).bits // 8

@@ -26,8 +26,7 @@ from pagoda_sizing.published import published
 
 _HUB: Final = "hf://"
 _WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
-# The daemon ignores kvCache.dtype (`ignored_fields` names it): a cache sized for half as many bytes would not fit.
-_KV: Final = "bf16"
+_KV: Final[Mapping[str, str]] = {"float8": "fp8", "int8": "int8"}
 # The arithmetic has no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
 _WIDE: Final = "float32"
 
@@ -92,7 +91,9 @@ def on_device(required: Requirement, memory: int) -> Judged:
     if required.model.experts is not None and required.engine.quantization != "none":
         return Judged(f"quantization {required.engine.quantization} is not built for experts")
     size = launch.item_bytes, launch.cache_bytes, launch.tokens
-    demand = Demand(required.context, required.demanded, launch.quantisation, _KV, launch.concurrency, *size)
+    demand = Demand(
+        required.context, required.demanded, launch.quantisation, _KV.get(required.engine.kv_cache.dtype, "bf16"), launch.concurrency, *size
+    )
     try:
         # `fit` reads only a device's memory; rates are for times and prices.
         found = fit(required.model, Device("device", "device", memory, 1.0, {"bf16": 1.0}, 1.0, None, (), (), ""), demand)

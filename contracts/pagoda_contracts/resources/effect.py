@@ -18,7 +18,7 @@ _WITH_REVISIONS: Final = ("hf://", "oci://")
 # Formats that a daemon makes of a checkpoint's own. Which device has fp8 is a question of its product (sizing, platforms.py).
 _ON_CPU: Final = ("int8",)
 _ON_DEVICES: Final = ("fp8", "int8", "int4")
-_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload", "routing.overflow.service")
+_NOT_YET: Final = ("engine.kvCache.memoryFraction", "engine.kvCache.cpuOffload", "routing.overflow.service")
 # Fields of `scaling` that a mode does not use: in Manual a person decides, in External another autoscaler does.
 _IDLE: Final[Mapping[str, tuple[str, ...]]] = {
     "Manual": ("min", "max", "targets", "idleAfter", "behavior", "schedules", "predictive"),
@@ -55,11 +55,25 @@ def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
         kind = "".join(entry.kinds)
         why = f"{kind}.count must be 1, got {counted.count}: a replica computes on one device, because tensor parallelism is not built"
         return Note((kind, "count"), why)
+    if why := _not_kept(engine, entry):
+        return Note((), f"engine.kvCache.dtype {engine.kv_cache.dtype} is not built {why}")
     known = _ON_DEVICES if entry.cpu is None else _ON_CPU
     if engine.quantization == "none" or engine.quantization in known:
         return None
     built = f"on {'devices' if entry.cpu is None else 'CPU'}, {', '.join(known)} {'are' if len(known) > 1 else 'is'}"
     return Note((), f"engine.quantization {engine.quantization} is not built; {built}")
+
+
+def _not_kept(engine: EngineSpec, entry: Accelerator) -> str:
+    """Where keys and values cannot be of the type that was asked for; empty if they can. The product of a device is judged elsewhere."""
+    dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
+    if engine.kv_cache.dtype in ("auto", dtype):
+        return ""
+    if entry.cpu is not None:
+        return "on CPU; use auto"
+    if dtype != "bfloat16":
+        return f"with engine.dtype {dtype}"
+    return "with engine.deterministic" if engine.deterministic else ""
 
 
 def notes(spec: InferenceServiceSpec) -> Iterator[Note]:

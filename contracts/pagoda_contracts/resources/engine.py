@@ -24,7 +24,9 @@ class KvCacheSpec(Model):
         "Not acted on yet by the daemon; placement uses it.",
     )
     dtype: Literal["auto", "bfloat16", "float8", "int8"] = Field(
-        default="auto", description="Type of keys and values; auto is the model's. Others are not acted on yet."
+        default="auto",
+        description="Type of keys and values; auto is that of engine.dtype. float8 and int8 take half the memory, and are for devices. "
+        "float8 needs compute capability 8.9.",
     )
     prefix_caching: bool = Field(default=True, description="Whether blocks of equal beginnings are shared.")
     cpu_offload: Quantity | None = Field(default=None, description="Host memory for evicted blocks, such as 8Gi. Not acted on yet.")

@@ -34,12 +34,15 @@ def _healthy(config: DaemonConfig, progress: Progress) -> Worker:
 
     if place_of(config.engine.device).type == "cuda":
         from pagoda_daemon.gpu.load import load_worker, not_for_fused_ops
+        from pagoda_daemon.runner.kv_size import EIGHT_BITS
 
         why = not_for_fused_ops(config)
         if why is None:
             return load_worker(config, progress)
         if config.engine.quantization is not None:
             raise ConfigRejected(f"quantization {config.engine.quantization} needs the GPU's fused ops: {why}")
+        if config.engine.kv_dtype in EIGHT_BITS:
+            raise ConfigRejected(f"kvDtype {config.engine.kv_dtype} needs the GPU's fused ops: {why}")
         _log.warning("eager torch on a GPU is slow", why=why)
     return ModelWorker.load(config, progress)
 

@@ -12,6 +12,7 @@ import torch
 from pagoda_kernels.gpu.paged_attention_decode import DecodeScratch, paged_attention_decode
 from pagoda_kernels.gpu.paged_attention_prefill import paged_attention_prefill
 from pagoda_kernels.gpu.pages import Pages
+from pagoda_kernels.gpu.rope_kv_write import KvPlace
 from torch import Tensor
 
 from pagoda_daemon.gpu.inputs import work_name
@@ -43,16 +44,18 @@ class StepAttention:
     decodes: Decodes | None
     prompts: Prompts | None
 
-    def attend(self, query: Tensor, kv: Tensor, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, place: KvPlace, window: int | None) -> Tensor:
         """As `model.fused.Attention`."""
         out = torch.empty_like(query)
+        kv, scales = place.kv, place.scales
         first = 0 if self.decodes is None else self.decodes.count
         if self.decodes is not None:
             part = self.decodes
-            paged_attention_decode(query[:first], kv, part.pages, part.work[window], part.scratch, window=window, out=out[:first])
+            work = part.work[window]
+            paged_attention_decode(query[:first], kv, part.pages, work, part.scratch, scales=scales, window=window, out=out[:first])
         if self.prompts is not None:
             rest = self.prompts
-            paged_attention_prefill(query[first:], kv, rest.pages, rest.starts, rest.work, window=window, out=out[first:])
+            paged_attention_prefill(query[first:], kv, rest.pages, rest.starts, rest.work, scales=scales, window=window, out=out[first:])
         return out
 
 

@@ -64,7 +64,7 @@ class GpuForward:
     def capture(self, max_len: int, note: Callable[[float], None]) -> None:
         """Graphs for every number of rows."""
         counts = buckets(self.rows)
-        spec, like = self.decoder.spec, self.kv.data
+        spec, like = self.decoder.spec, self.decoder.weights.norm
         blocks = -(-max_len // self._shape.block_size)
         logits = torch.empty(counts[-1], spec.vocab_size, dtype=like.dtype, device=like.device)
         graphs = DecodeGraphs(self._shape, _MOST_ITEMS, min(counts[-1] * blocks, 2**20), logits)
@@ -89,7 +89,7 @@ class GpuForward:
             slots = np.repeat(plan.adapters, np.diff(plan.starts))
             mine, wanted_too = self._changes(sent, ADAPTED, lora_tile(slots)), self._changes(sent, ADAPTED_WANTED, lora_tile(slots[wanted]))
             step = replace(step, adapted=mine, adapted_wanted=wanted_too)
-        return self.decoder.states(replace(step, wanted=sent["wanted"]), self.kv.data)
+        return self.decoder.states(replace(step, wanted=sent["wanted"]), self.kv)
 
     def note(self, rows: Tensor, tokens: Tensor) -> None:
         """`rows` int64 have sampled `tokens` int32. What a row without a finite logit sampled is any number; the next step, which may be
@@ -99,7 +99,7 @@ class GpuForward:
     def copy_blocks(self, pairs: Ints) -> None:
         """As `runner.forward.Forward`."""
         sent = self.send({"pairs": np.ascontiguousarray(pairs, np.int32)})
-        copy_blocks(self.kv.data, sent["pairs"].view(-1, 2), self._shape.block_size)
+        copy_blocks(self.kv.data, sent["pairs"].view(-1, 2), self._shape.block_size, self.kv.scales)
 
     def _replayed(self, plan: StepPlan, wanted: NDArray[np.int64]) -> Tensor | None:
         bucket = bucket_of(plan.rows.size, self._buckets) if self._graphs is not None else None
@@ -112,7 +112,7 @@ class GpuForward:
     def _decode(self, sent: Mapping[str, Tensor], rows: int, logits: Tensor) -> None:
         """What a graph holds."""
         step = replace(self._step(sent, rows, self._scratch), adapted=self._changes(sent, ADAPTED, NARROW))
-        self.decoder.head(self.decoder.states(step, self.kv.data), logits)
+        self.decoder.head(self.decoder.states(step, self.kv), logits)
 
     def _changes(self, sent: Mapping[str, Tensor], name: str, tile: int) -> StepChanges | None:
         """None where no token has an adapter."""

@@ -16,7 +16,7 @@ import torch
 from pagoda_contracts.launch import AdaptersConfig, DaemonConfig, EngineConfig
 from pagoda_kernels.gpu.launch import why_not
 from pagoda_kernels.gpu.paged_attention_decode import decode_config
-from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, query_tile
+from pagoda_kernels.gpu.prefill_config import arch_of, choose_config, quantised_config, query_tile
 
 from pagoda_daemon.core.batch import SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.errors import ConfigRejected
@@ -43,7 +43,10 @@ _READING: Final = 0.8
 """Share of the progress that is the weights'."""
 
 _DTYPE: Final = torch.bfloat16
+_KEPT: Final = {"float8": torch.float8_e4m3fn, "int8": torch.int8}
+"""`engine.kvDtype` → what keys and values are kept in, where not in the model's dtype."""
 _LEAST_CAPABILITY: Final = (8, 0)
+_LEAST_FP8: Final = (8, 9)
 _NARROW: Final = 64
 _GRAPH_BYTES: Final = 16 * 2**20
 """What a captured graph holds beside its tensors: launches and their arguments."""
@@ -59,7 +62,7 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
     if engine.deterministic:
         return "deterministic"
     spec, place = read_spec(Path(config.model.path)), place_of(engine.device)
-    return not_fused(spec) or _not_in_format(spec, engine, place) or _not_compiled(spec, engine, place)
+    return not_fused(spec) or _not_in_format(spec, engine, place) or _not_kept(engine, place) or _not_compiled(spec, engine, place)
 
 
 def _not_in_format(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
@@ -107,7 +110,7 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     step = _measured(spec.within(most), weights, engine, most, lambda: kv_shape(engine, asked, memory))
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
-    name = fingerprint(directory, engine.dtype, engine.quantization or "")
+    name = fingerprint(directory, engine.dtype, engine.quantization or "", *_numerics(engine))
     by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     note = lambda share: progress(_READING + (1 - _READING) * share)  # noqa: E731
@@ -119,6 +122,22 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
         _log.warning("Each launch goes through Triton's own dispatch, which is slow.", reason=why)
     _log.info("loaded", by="fused ops", weight_bytes=size, step_bytes=step, blocks=shape.blocks, max_model_len=shape.max_model_len)
     return worker
+
+
+def _not_kept(engine: EngineConfig, place: torch.device) -> str | None:
+    """Why keys and values cannot be kept as asked on this device."""
+    if engine.kv_dtype != "float8" or place.type != "cuda" or torch.cuda.get_device_capability(place) >= _LEAST_FP8:
+        return None
+    return f"kvDtype float8 needs compute capability 8.9 or newer, {torch.cuda.get_device_name(place)} has less; use int8"
+
+
+def _numerics(engine: EngineConfig) -> tuple[str, ...]:
+    """What changes keys and values beside the dtype."""
+    return () if engine.kv_dtype not in _KEPT else (f"kv {engine.kv_dtype}",)
+
+
+def _kept(engine: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    return _KEPT.get(engine.kv_dtype or "", dtype)
 
 
 def _read(directory: Path, spec: ModelSpec, place: torch.device, kind: Format | None, progress: Callable[[float], None]) -> Weights:
@@ -163,9 +182,9 @@ def warm_worker(
     launches its kernels one by one."""
     place = weights.norm.device
     with place:
-        kv = KvCache(spec, limits.blocks_total + 1, limits.block_size, weights.norm.dtype)
+        kv = KvCache(spec, limits.blocks_total + 1, limits.block_size, _kept(engine, weights.norm.dtype))
         decoder = FusedDecoder(spec, weights, limits.max_model_len)
-    shape = _shape(spec, weights.norm, limits.block_size, engine.max_concurrency)
+    shape = _shape(spec, kv, weights.norm.dtype, engine.max_concurrency)
     forward = GpuForward(decoder, kv, shape, engine.max_concurrency)
     worker = GpuWorker(forward, limits)
     worker.probe()
@@ -199,11 +218,12 @@ def _measured(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len: 
         raise ConfigRejected(f"a step of tokenBudget {engine.token_budget} does not fit beside the weights; lower tokenBudget") from error
 
 
-def _shape(spec: ModelSpec, like: torch.Tensor, block_size: int, rows: int) -> Shape:
+def _shape(spec: ModelSpec, kv: KvCache, dtype: torch.dtype, rows: int) -> Shape:
     windows = tuple(sorted(set(spec.windows), key=lambda window: window or 0))
-    split = decode_config(spec.head_dim, like.dtype.itemsize).split
-    tile = query_tile(spec.heads, spec.kv_heads, choose_config(spec.head_dim, like.dtype, arch_of(like.device)))
-    return Shape(block_size, windows, split, tile, spare_row=rows + 1)
+    split, arch = decode_config(spec.head_dim, kv.data.itemsize).split, arch_of(kv.data.device)
+    whole = kv.scales is None
+    config = choose_config(spec.head_dim, dtype, arch) if whole else quantised_config(spec.head_dim, arch)
+    return Shape(kv.block_size, windows, split, query_tile(spec.heads, spec.kv_heads, config), spare_row=rows + 1)
 
 
 def compile_all(worker: GpuWorker, tokens: int) -> None:
@@ -251,7 +271,7 @@ def step_bytes(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len:
     worker = warm_worker(spec, weights, engine, limits, lambda _share: None, graphs=False)
     worker.forward.logits(plan, np.arange(tokens))
     torch.cuda.synchronize()
-    step = torch.cuda.max_memory_allocated() - before - worker.forward.kv.data.nbytes
+    step = torch.cuda.max_memory_allocated() - before - worker.forward.kv.nbytes
     kept = rows * spec.vocab_size * _DTYPE.itemsize + step * rows // tokens + len(buckets(rows)) * _GRAPH_BYTES
     return step + kept + sampling_bytes(spec, engine) + STEP_FLOOR
 

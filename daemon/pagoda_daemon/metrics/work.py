@@ -19,6 +19,7 @@ from pagoda_daemon.core.messages import Computed
 
 _NOTHING: Final = {"tokens": 0, "sampled": 0, "read": 0, "pairs": 0}
 _BF16_BYTES: Final = 2  # sizing counts in it
+_KEPT: Final = {"float8": "fp8", "int8": "int8"}
 
 
 class Estimate(NamedTuple):
@@ -34,10 +35,11 @@ class ModelWork:
 
     def __init__(self, model: Model, engine: EngineConfig) -> None:
         self._model = model
-        self._demand = Demand(1, quantisation=engine.quantization or "bf16")
+        kept = _KEPT.get(engine.kv_dtype or "", "bf16")
+        self._demand = Demand(1, quantisation=engine.quantization or "bf16", kv_dtype=kept)
         self._wider = 4 / _BF16_BYTES if engine.dtype == "float32" else 1.0
         self._parts = {name: self._of(**{name: 1}) for name in _NOTHING}
-        self._kv_bytes = model.kv_bytes_per_token() * self._wider
+        self._kv_bytes = model.kv_bytes_per_token(kept) * self._wider
 
     @classmethod
     def of(cls, config: Mapping[str, Any], engine: EngineConfig) -> Self | None:

@@ -28,11 +28,21 @@ _SHORTEST_BUCKET = 6
 
 
 class KvCache:
-    """The bytes of every block: [layers, 2, slots, kv_heads, head_dim]. Zeros are not resident until written."""
+    """The bytes of every block: [layers, 2, slots, kv_heads, head_dim]. Zeros are not resident until written.
+
+    Of 8 bits they have `scales` [layers, 2, blocks, kv_heads, block_size], which only the GPU's fused ops read."""
 
     def __init__(self, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype) -> None:
         self.block_size = block_size
         self.data = torch.zeros(spec.layers, 2, blocks * block_size, spec.kv_heads, spec.head_dim, dtype=dtype)
+        self.scales: Tensor | None = None
+        if dtype.itemsize == 1:
+            self.scales = torch.zeros(spec.layers, 2, blocks, spec.kv_heads, block_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks, with their scales."""
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def copy_blocks(self, pairs: Ints) -> None:
         """Copy whole blocks (source, destination) in every layer; all sources are read before anything is written."""

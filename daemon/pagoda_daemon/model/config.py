@@ -69,8 +69,9 @@ class ModelSpec:
     experts: Experts | None
 
     def kv_token_bytes(self, item_bytes: int) -> int:
-        """Bytes of keys and values that one token adds."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
+        """Bytes of keys and values that one token adds; those of 8 bits have a float32 scale per head."""
+        scale = 4 if item_bytes == 1 else 0
+        return 2 * self.layers * self.kv_heads * (self.head_dim * item_bytes + scale)
 
     @property
     def sliding_window(self) -> int | None:

@@ -7,7 +7,6 @@ be captured as a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_w
 from pagoda_kernels.gpu.silu_mul import silu_mul, silu_mul_levels
 from torch import Tensor
 
+from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Part
 from pagoda_daemon.model.ops import linear
@@ -37,8 +37,8 @@ _LARGEST_GROUP = 64  # query heads of one key head: the rows of a tile of the na
 class Attention(Protocol):
     """Who sees whom in a step."""
 
-    def attend(self, query: Tensor, kv: Tensor, window: int | None) -> Tensor:
-        """`query` [tokens, heads, head_dim] over a layer's pages `kv` [2, slots, kv_heads, head_dim]; of the same shape."""
+    def attend(self, query: Tensor, place: KvPlace, window: int | None) -> Tensor:
+        """`query` [tokens, heads, head_dim] over a layer's pages; of the same shape."""
         ...
 
 
@@ -89,21 +89,22 @@ class FusedDecoder:
         """Logits of states, [rows, vocab]."""
         return torch.mm(states, self.weights.head.T) if out is None else torch.mm(states, self.weights.head.T, out=out)
 
-    def states(self, step: FusedStep, layers: Sequence[Tensor] | Tensor) -> Tensor:
-        """Write the tokens' keys and values into `layers`, one KV tensor each; [wanted, hidden], the last layer's output after the norm."""
+    def states(self, step: FusedStep, kv: KvCache) -> Tensor:
+        """Write the tokens' keys and values into `kv`; [wanted, hidden], the last layer's output after the norm."""
         turn = Turn(*self._tables, step.positions)
         hidden = self.weights.embedding.index_select(0, step.token_ids)
         first, adapted = self.weights.layers[0], step.adapted
+        live = step.slots if step.wanted is None else None  # a graph's padding must not have experts read
         normed = self._normed(hidden, None, first.attention_norm, _levels(first.qkv, adapted))
         for index, layer in enumerate(self.weights.layers):
-            mixed = self._mixed(index, normed, (turn, KvPlace(layers[index], step.slots)), step)
+            mixed = self._mixed(index, normed, (turn, _place(kv, index, step.slots)), step)
             if layer is self.weights.layers[-1] and step.wanted is not None:
                 mixed, hidden = mixed.index_select(0, step.wanted), hidden.index_select(0, step.wanted)
                 adapted = step.adapted_wanted
             output = _applied(layer.output, mixed, (adapted, index, "output"))
             reader = layer.mlp.gate_up if isinstance(layer.mlp, Mlp) else None
             normed = self._normed(output, hidden, layer.mlp_norm, _levels(reader, adapted))
-            normed = self._normed(_mlp(layer, normed, adapted, index), hidden, *self._behind(index, adapted))
+            normed = self._normed(_mlp(layer, normed, adapted, index, live), hidden, *self._behind(index, adapted))
         return _numbers(normed)
 
     def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, levels: torch.dtype | None) -> Rows:
@@ -118,7 +119,7 @@ class FusedDecoder:
         fused = _applied(layer.qkv, normed, (step.adapted, index, "qkv"))
         query = fused.new_empty(fused.shape[0], spec.heads, spec.head_dim)
         rope_kv_write(fused, *where, self._norms[index], query=query)
-        return step.attention.attend(query, where[1].kv, spec.windows[index]).flatten(1)
+        return step.attention.attend(query, where[1], spec.windows[index]).flatten(1)
 
     def _behind(self, index: int, adapted: Changes | None) -> tuple[Tensor, torch.dtype | None]:
         """The norm that reads what layer `index` leaves, and the levels that are made of it."""
@@ -129,18 +130,22 @@ class FusedDecoder:
         return layer.attention_norm, _levels(layer.qkv, adapted)
 
 
-def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int) -> Tensor:
+def _place(kv: KvCache, layer: int, slots: Tensor) -> KvPlace:
+    return KvPlace(kv.data[layer], slots, None if kv.scales is None else kv.scales[layer])
+
+
+def _mlp(layer: Layer, normed: Rows, adapted: Changes | None, index: int, live: Tensor | None) -> Tensor:
     if not isinstance(layer.mlp, Mlp):
-        return _mixed_experts(layer.mlp, _numbers(normed))
+        return _mixed_experts(layer.mlp, _numbers(normed), live)
     gate_up = _applied(layer.mlp.gate_up, normed, (adapted, index, "gate_up"))
     levels = _levels(layer.mlp.down, adapted)
     inner = silu_mul(gate_up) if levels is None else silu_mul_levels(gate_up, levels)
     return _applied(layer.mlp.down, inner, (adapted, index, "down"))
 
 
-def _mixed_experts(mlp: SparseMlp, normed: Tensor) -> Tensor:
+def _mixed_experts(mlp: SparseMlp, normed: Tensor, live: Tensor | None) -> Tensor:
     routing = Routing(mlp.experts.per_token, mlp.experts.normalised)
-    return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing)
+    return moe_grouped(normed, linear(normed, mlp.router), mlp.gate_up, mlp.down, routing, live=live)
 
 
 def _applied(linear: Linear, rows: Rows, change: tuple[Changes | None, int, Part]) -> Tensor:

@@ -28,6 +28,8 @@ _SHARE_OF_CONTAINER: Final = 0.8  # of what is left; the front's buffers and the
 _SHARE_OF_MACHINE: Final = 0.5  # without a limit others live there too
 _LARGER: Final = {"container": "a memory limit", "machine": "a machine", "device": "a device"}
 _GIB: Final = 2**30
+EIGHT_BITS: Final = ("float8", "int8")
+"""`engine.kvDtype` that the GPU's fused ops alone can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def needs(spec: ModelSpec, engine: EngineConfig, weight_bytes: int, item: int, l
         weight_bytes=weight_bytes,
         step_bytes=STEP_FLOOR + activations + logits,
         context_bytes=rope_tables + (mask + gathered if gathers else 0),
-        token_bytes=spec.kv_token_bytes(item),
+        token_bytes=spec.kv_token_bytes(1 if engine.kv_dtype in EIGHT_BITS else item),
         max_positions=spec.max_positions,
         window=spec.sliding_window,
     )

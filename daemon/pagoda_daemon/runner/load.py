@@ -63,6 +63,10 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
         raise ConfigRejected(f"engine.deterministic and adapters need the CPU's native ops to be used together: {why}")
     if engine.quantization is not None and (why is not None or engine.quantization not in KINDS):
         raise ConfigRejected(_unquantised(engine, why))
+    if engine.kv_dtype not in (None, engine.dtype):
+        raise ConfigRejected(
+            f"engine.kvDtype is {engine.kv_dtype}; where a GPU's fused ops do not compute it must be dtype, {engine.dtype}"
+        )
     kind, dtype = KINDS[engine.quantization], DTYPES[engine.dtype]
     size = weight_bytes(spec, dtype) if why is not None else packed_weight_bytes(spec, kind)
     size += 0 if lora is None else lora.max_loaded * _adapter_bytes(spec, lora.max_rank, dtype, why)

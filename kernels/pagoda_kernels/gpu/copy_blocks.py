@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.quantised import scales_shape
 from pagoda_kernels.gpu.rows import check_rows
 
 _PART = 4096  # elements of a program: four 128-bit loads of bf16 in flight per thread of 4 warps
@@ -31,8 +32,9 @@ def _copy_blocks_kernel(kv, staged, pairs, blocks, BLOCK: tl.constexpr, PART: tl
         tl.store(in_staged, tl.load(in_pool, mask=inside), mask=inside)
 
 
-def copy_blocks(kv_all: Tensor, pairs: Tensor, block_size: int) -> None:
-    """Copy block `pairs[i, 0]` over block `pairs[i, 1]` in every layer of `kv_all` [layers, 2, slots, kv_heads, head_dim], in place.
+def copy_blocks(kv_all: Tensor, pairs: Tensor, block_size: int, scales: Tensor | None = None) -> None:
+    """Copy block `pairs[i, 0]` over block `pairs[i, 1]` in every layer of `kv_all` [layers, 2, slots, kv_heads, head_dim], in place, and of
+    `scales` [layers, 2, blocks, kv_heads, block_size], where a cache of 8 bits has them.
 
     `pairs` int32 [n, 2] on the device; a block may be the source of several pairs, and one pair's destination another's source: all
     sources are read before anything is written, into memory taken for the call: not for a CUDA graph. No two pairs have one destination.
@@ -43,12 +45,21 @@ def copy_blocks(kv_all: Tensor, pairs: Tensor, block_size: int) -> None:
     check_rows((pairs,), (len(pairs), 2), torch.int32)
     if slots % block_size:
         raise ValueError(f"{slots} slots are not whole blocks of {block_size}")
-    block = block_size * kv_heads * head_dim
-    staged = kv_all.new_empty(len(pairs), 2 * layers, block)
-    grid = (len(pairs), 2 * layers, triton.cdiv(block, _PART))
+    _copy(kv_all.view(torch.int8) if kv_all.itemsize == 1 else kv_all, pairs, slots // block_size)
+    if scales is not None:
+        check_rows((scales,), scales_shape(kv_all, block_size), torch.float32)
+        _copy(scales, pairs, slots // block_size)
+
+
+def _copy(planes: Tensor, pairs: Tensor, blocks: int) -> None:
+    """`planes` [layers, 2, ...], each `blocks` blocks one behind the other."""
+    count = planes.shape[0] * planes.shape[1]
+    block = planes[0, 0].numel() // max(blocks, 1)
+    staged = planes.new_empty(len(pairs), count, block)
     if staged.numel():
         for out in (False, True):
-            _copy_blocks_kernel[grid](kv_all, staged, pairs, slots // block_size, BLOCK=block, PART=_PART, OUT=out, num_warps=_WARPS)
+            grid = (len(pairs), count, triton.cdiv(block, _PART))
+            _copy_blocks_kernel[grid](planes, staged, pairs, blocks, BLOCK=block, PART=_PART, OUT=out, num_warps=_WARPS)
 
 
 EXPORTS = tuple(

@@ -218,7 +218,7 @@ def _entry(place: LoraPlace) -> int:
 
 
 def _ranks_at_once(pool: LoraPool) -> int:
-    return min(_MOST_RANKS, triton.next_power_of_2(pool.rank))
+    return min(_MOST_RANKS, int(triton.next_power_of_2(pool.rank)))
 
 
 def _stride(pool: LoraPool) -> int:

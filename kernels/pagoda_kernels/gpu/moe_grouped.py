@@ -149,15 +149,20 @@ def _down_kernel(
 
 @cached
 @triton.jit
-def _sum_kernel(parts, weights, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out [tokens, HIDDEN]: a token's parts times their weights, added up in the order of the weights."""
+def _sum_kernel(
+    parts, weights, out, live, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, LIVE: tl.constexpr
+):  # fmt: skip
+    """out [tokens, HIDDEN]: a token's parts times their weights, added up in the order of the weights; zeros where it has none."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
+    read = inside
+    if LIVE:
+        read = read & (tl.load(live + token) + 0 * column >= 0)
     total = tl.zeros([BLOCK], tl.float32)
     for index in tl.static_range(TOP_K):
         pair = token * TOP_K + index
-        total += tl.load(parts + pair * HIDDEN + column, mask=inside, other=0.0).to(tl.float32) * tl.load(weights + pair)
+        total += tl.load(parts + pair * HIDDEN + column, mask=read, other=0.0).to(tl.float32) * tl.load(weights + pair)
     tl.store(out + token * HIDDEN + column, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -168,13 +173,15 @@ def moe_grouped(
     down: Tensor,
     routing: Routing,
     *,
+    live: Tensor | None = None,
     out: Tensor | None = None,
     config: Config | None = None,
 ) -> Tensor:
     """Return what the experts make of each token, [tokens, hidden], in `out` where it is given.
 
     hidden [tokens, hidden]; logits [tokens, experts] of the router; gate_up [experts, 2 * width, hidden], down [experts, hidden, width].
-    fp32, bf16 or fp16, all of one dtype, contiguous: ValueError otherwise. `config`: default the one of choose_config.
+    fp32, bf16 or fp16, all of one dtype, contiguous: ValueError otherwise. live: int64 [tokens]; a token of less than 0 is padding, touches
+    no expert, and gets zeros. `config`: default the one of choose_config.
     """
     tokens, width = hidden.shape
     out = hidden.new_empty(tokens, width) if out is None else out
@@ -183,12 +190,12 @@ def moe_grouped(
         return out
     rows = tokens * routing.top_k
     config = config or choose_config(rows / len(gate_up), hidden.dtype, arch_of(hidden.device))
-    routed = moe_route(logits, routing, config.block_m)
+    routed = moe_route(logits, routing, config.block_m, live)
     inner, parts = hidden.new_empty(rows, down.shape[2]), hidden.new_empty(rows, width)
     _multiply_gate_up(hidden, gate_up, inner, routed, config)
     _multiply_down(inner, down, parts, routed, config)
     _sum_kernel[(tokens, triton.cdiv(width, _SUMMED))](
-        parts, routed.weights, out, TOP_K=routing.top_k, HIDDEN=width, BLOCK=_SUMMED, num_warps=4
+        parts, routed.weights, out, live, TOP_K=routing.top_k, HIDDEN=width, BLOCK=_SUMMED, LIVE=live is not None, num_warps=4
     )
     return out
 

@@ -74,8 +74,8 @@ EXPORTS = (
     Export(
         name="moe_sum_2048",
         kernel=_sum_kernel,
-        signature={"parts": "*bf16", "weights": "*fp32", "out": "*bf16"},
-        constants={"TOP_K": _TOP_K, "HIDDEN": _HIDDEN, "BLOCK": _SUMMED},
+        signature={"parts": "*bf16", "weights": "*fp32", "out": "*bf16", "live": "*i64"},
+        constants={"TOP_K": _TOP_K, "HIDDEN": _HIDDEN, "BLOCK": _SUMMED, "LIVE": True},
         options={"num_warps": 4},
         bands=Bands(registers=64),
     ),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.rows import check_rows
 
 MOST_EXPERTS = 1024
 _TOKENS = 32  # of a program: up to so many, one does all, in one launch
@@ -41,10 +42,19 @@ class Routed(NamedTuple):
 
 
 @triton.jit
-def _chosen(logits, token, tokens, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, BLOCK_E: tl.constexpr,
+def _counted(live, token, tokens, LIVE: tl.constexpr):
+    """Which of the tokens go to experts at all."""
+    real = token < tokens
+    if LIVE:
+        real = real & (tl.load(live + token, mask=real, other=-1) >= 0)
+    return real
+
+
+@triton.jit
+def _chosen(logits, token, tokens, real, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, BLOCK_E: tl.constexpr,
             BLOCK_K: tl.constexpr):  # fmt: skip
     """Of each token, in falling order: its experts and their weights [tokens, BLOCK_K]. Of equal ones the lower number comes first. And
-    1 where a token goes to an expert, int32 [tokens, BLOCK_E]."""
+    1 where a token that is real goes to an expert, int32 [tokens, BLOCK_E]."""
     expert = tl.arange(0, BLOCK_E)[None, :]
     rank = tl.arange(0, BLOCK_K)[None, :]
     at = logits + token.to(tl.int64)[:, None] * EXPERTS + expert
@@ -72,7 +82,7 @@ def _chosen(logits, token, tokens, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, N
         total += weight
     if NORMALISED:
         weights = weights / total[:, None]
-    marks = ((key == nothing) & (expert < EXPERTS) & (token < tokens)[:, None]).to(tl.int32)
+    marks = ((key == nothing) & (expert < EXPERTS) & real[:, None]).to(tl.int32)
     return experts, weights, marks
 
 
@@ -89,7 +99,7 @@ def _marks(experts, real, TOP_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: t
 
 
 @triton.jit
-def _sort(order, experts, marks, before, token, tokens, TOP_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):
+def _sort(order, experts, marks, before, token, real, TOP_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):
     """Write the pairs of these tokens to their rows. before [BLOCK_E]: the first row of an expert that is theirs."""
     expert = tl.arange(0, BLOCK_E)[None, :]
     rank = tl.arange(0, BLOCK_K)[None, :]
@@ -97,7 +107,7 @@ def _sort(order, experts, marks, before, token, tokens, TOP_K: tl.constexpr, BLO
     for index in range(TOP_K):
         mine = tl.sum(tl.where(rank == index, experts, 0), 1)
         row = tl.sum(tl.where(expert == mine[:, None], rows, 0), 1)
-        tl.store(order + row, token * TOP_K + index, mask=token < tokens)
+        tl.store(order + row, token * TOP_K + index, mask=real)
 
 
 @triton.jit
@@ -119,31 +129,33 @@ def _cut(tiles, counts, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, LINE: tl.c
 @cached
 @triton.jit(do_not_specialize=["tokens"])
 def _route_kernel(
-    logits, experts_of, weights_of, counts_of, order, tiles, tokens,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, ALONE: tl.constexpr, LINE: tl.constexpr,
+    logits, live, experts_of, weights_of, counts_of, order, tiles, tokens,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, LIVE: tl.constexpr, ALONE: tl.constexpr, LINE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of BLOCK_T tokens, and count them. ALONE: there are no other tokens, and they are sorted here."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     rank = tl.arange(0, BLOCK_K)[None, :]
-    experts, weights, marks = _chosen(logits, token, tokens, EXPERTS, TOP_K, NORMALISED, BLOCK_E, BLOCK_K)
-    real = (token < tokens)[:, None] & (rank < TOP_K)
+    real = _counted(live, token, tokens, LIVE)
+    experts, weights, marks = _chosen(logits, token, tokens, real, EXPERTS, TOP_K, NORMALISED, BLOCK_E, BLOCK_K)
+    inside = (token < tokens)[:, None] & (rank < TOP_K)
     at = token.to(tl.int64)[:, None] * TOP_K + rank
-    tl.store(weights_of + at, weights, mask=real)
+    tl.store(weights_of + at, weights, mask=inside)
     counts = tl.sum(marks, 0)
     if ALONE:
-        _sort(order, experts, marks, tl.cumsum(counts, 0) - counts, token, tokens, TOP_K, BLOCK_E, BLOCK_K)
+        _sort(order, experts, marks, tl.cumsum(counts, 0) - counts, token, real, TOP_K, BLOCK_E, BLOCK_K)
         _cut(tiles, counts, BLOCK_E, BLOCK_M, LINE)
     else:
-        tl.store(experts_of + at, experts, mask=real)
+        tl.store(experts_of + at, experts, mask=inside)
         tl.store(counts_of + tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E), counts)
 
 
 @cached
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _sort_kernel(
-    experts_of, counts_of, order, tiles, tokens, blocks,
-    TOP_K: tl.constexpr, LINE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
+    live, experts_of, counts_of, order, tiles, tokens, blocks,
+    TOP_K: tl.constexpr, LIVE: tl.constexpr, LINE: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Sort the tokens of one program of _route_kernel: each adds up what all of them have counted, which is quicker than a launch more."""
     me = tl.program_id(0)
@@ -159,8 +171,9 @@ def _sort_kernel(
         before += tl.sum(tl.where(block < me, some, 0), 0)
     at = token.to(tl.int64)[:, None] * TOP_K + rank
     experts = tl.load(experts_of + at, mask=(token < tokens)[:, None] & (rank < TOP_K), other=0)
-    marks = _marks(experts, token < tokens, TOP_K, BLOCK_E, BLOCK_K)
-    _sort(order, experts, marks, before + tl.cumsum(counts, 0) - counts, token, tokens, TOP_K, BLOCK_E, BLOCK_K)
+    real = _counted(live, token, tokens, LIVE)
+    marks = _marks(experts, real, TOP_K, BLOCK_E, BLOCK_K)
+    _sort(order, experts, marks, before + tl.cumsum(counts, 0) - counts, token, real, TOP_K, BLOCK_E, BLOCK_K)
     if me == 0:
         _cut(tiles, counts, BLOCK_E, BLOCK_M, LINE)
 
@@ -170,32 +183,45 @@ def most_tiles(rows: int, experts: int, block_m: int) -> int:
     return (rows + (block_m - 1) * min(rows, experts)) // block_m
 
 
-def moe_route(logits: Tensor, routing: Routing, block_m: int) -> Routed:
+def moe_route(logits: Tensor, routing: Routing, block_m: int, live: Tensor | None = None) -> Routed:
     """Return where the tokens of `logits` [tokens, experts] go, in tiles of `block_m` rows: the softmax in fp32, and its largest ones.
 
-    fp32, bf16 or fp16, contiguous, at least one token. ValueError for what the kernels do not take.
+    fp32, bf16 or fp16, contiguous, at least one token. live: int64 [tokens]; a token of less than 0 goes nowhere, and has no rows.
+    ValueError for what the kernels do not take.
     """
     tokens, experts = logits.shape
-    _check(logits, routing)
+    _check(logits, routing, live)
     rows = tokens * routing.top_k
     numbers = partial(torch.empty, dtype=torch.int32, device=logits.device)
     order, tiles = numbers(rows), numbers(1 + most_tiles(rows, experts, block_m), LINE)
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=logits.device)
     sizes = {"BLOCK_E": triton.next_power_of_2(experts), "BLOCK_K": triton.next_power_of_2(routing.top_k), "BLOCK_M": block_m}
-    chosen = {"EXPERTS": experts, "TOP_K": routing.top_k, "NORMALISED": routing.normalised, "LINE": LINE}
+    chosen = {"EXPERTS": experts, "TOP_K": routing.top_k, "NORMALISED": routing.normalised, "LINE": LINE, "LIVE": live is not None}
     if tokens <= _TOKENS:
         block, warps = _alone(tokens)
         _route_kernel[(1,)](
-            logits, order, weights, order, order, tiles, tokens, **chosen, **sizes, ALONE=True, BLOCK_T=block, num_warps=warps
+            logits, live, order, weights, order, order, tiles, tokens, **chosen, **sizes, ALONE=True, BLOCK_T=block, num_warps=warps
         )
         return Routed(weights, order, tiles)
     blocks = triton.cdiv(tokens, _TOKENS)
     experts_of, counts = numbers(rows), numbers(blocks, sizes["BLOCK_E"])
     _route_kernel[(blocks,)](
-        logits, experts_of, weights, counts, order, tiles, tokens, **chosen, **sizes, ALONE=False, BLOCK_T=_TOKENS, num_warps=_WARPS
+        logits, live, experts_of, weights, counts, order, tiles, tokens, **chosen, **sizes, ALONE=False, BLOCK_T=_TOKENS, num_warps=_WARPS
     )
     _sort_kernel[(blocks,)](
-        experts_of, counts, order, tiles, tokens, blocks, TOP_K=routing.top_k, LINE=LINE, **sizes, BLOCK_T=_TOKENS, num_warps=_WARPS
+        live,
+        experts_of,
+        counts,
+        order,
+        tiles,
+        tokens,
+        blocks,
+        TOP_K=routing.top_k,
+        LIVE=live is not None,
+        LINE=LINE,
+        **sizes,
+        BLOCK_T=_TOKENS,
+        num_warps=_WARPS,
     )
     return Routed(weights, order, tiles)
 
@@ -205,8 +231,10 @@ def _alone(tokens: int) -> tuple[int, int]:
     return (1, 1) if tokens == 1 else (16, 4) if tokens <= 16 else (_TOKENS, _WARPS)
 
 
-def _check(logits: Tensor, routing: Routing) -> None:
+def _check(logits: Tensor, routing: Routing, live: Tensor | None) -> None:
     tokens, experts = logits.shape
+    if live is not None:
+        check_rows((live,), (tokens,), torch.int64)
     if not 1 <= routing.top_k <= experts <= MOST_EXPERTS:
         raise ValueError(f"a token must go to 1 to {experts} of at most {MOST_EXPERTS} experts, got {routing.top_k} of {experts}")
     if not tokens or not logits.is_contiguous() or not logits.dtype.is_floating_point:
@@ -218,8 +246,8 @@ def _route_export(tokens: int, warps: int, *, alone: bool) -> Export:
     return Export(
         name=f"moe_route_{tokens}{'_alone' if alone else ''}",
         kernel=_route_kernel,
-        signature={"logits": "*bf16", "weights_of": "*fp32", "tokens": "i32"} | lists,
-        constants={"EXPERTS": 128, "TOP_K": 8, "NORMALISED": True, "ALONE": alone, "LINE": LINE}
+        signature={"logits": "*bf16", "live": "*i64", "weights_of": "*fp32", "tokens": "i32"} | lists,
+        constants={"EXPERTS": 128, "TOP_K": 8, "NORMALISED": True, "LIVE": True, "ALONE": alone, "LINE": LINE}
         | {"BLOCK_T": tokens, "BLOCK_E": 128, "BLOCK_K": 8, "BLOCK_M": 16},
         options={"num_warps": warps},
         bands=Bands(registers=255),
@@ -232,8 +260,8 @@ EXPORTS = (
     Export(
         name="moe_sort",
         kernel=_sort_kernel,
-        signature=dict.fromkeys(("experts_of", "counts_of", "order", "tiles"), "*i32") | {"tokens": "i32", "blocks": "i32"},
-        constants={"TOP_K": 8, "LINE": LINE, "BLOCK_T": _TOKENS, "BLOCK_E": 128, "BLOCK_K": 8, "BLOCK_M": 128},
+        signature=dict.fromkeys(("experts_of", "counts_of", "order", "tiles"), "*i32") | {"live": "*i64", "tokens": "i32", "blocks": "i32"},
+        constants={"TOP_K": 8, "LIVE": True, "LINE": LINE, "BLOCK_T": _TOKENS, "BLOCK_E": 128, "BLOCK_K": 8, "BLOCK_M": 128},
         options={"num_warps": _WARPS},
         bands=Bands(registers=255),
     ),

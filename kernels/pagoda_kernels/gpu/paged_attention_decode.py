@@ -15,16 +15,18 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
+from pagoda_kernels.gpu.attend_quantised import attend_quantised, block_ids
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.merge import MERGED_AT_ONCE, merge_kernel
 from pagoda_kernels.gpu.pages import Pages
+from pagoda_kernels.gpu.quantised import check_kv, words
 
 ALIGN = 64  # the first item of a row begins at a multiple of this
 LONG = 32  # a row of more items than this has items of twice the length: each leaves 4 KiB per KV head and 8 queries for the merge
 NO_WINDOW = 2**31 - 1
-MERGED_AT_ONCE = 32  # items of a row that one step of the merge loads; the next step's are in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def decode_config(head_dim: int, itemsize: int, *, amd: bool = torch.version.hip
     row = triton.next_power_of_2(head_dim) * itemsize
     if amd:
         return Config(tile=32, stages=2)  # larger tiles spill scalar registers on gfx942
+    if itemsize == 1:  # 202 registers at heads of 128 leave room for two programs; items of as many tiles as with 16 bits
+        return Config(tile=64 if row > 128 else 128, programs=2, split=512)
     if row > 512:
         return Config(tile=32, stages=2, programs=1)
     return Config(tile=32 if row > 256 else 64 if row > 128 else 128)
@@ -94,13 +98,6 @@ def decode_work(lengths: NDArray[np.int32], window: int | None, split: int) -> N
 
 
 @triton.jit
-def _block_ids(table, start, stop, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Block ids of the tokens start .. start + TILE: one number if the tile lies in one block, else one per token."""
-    tokens = start if BLOCK_SIZE % TILE == 0 else start + tl.arange(0, TILE)
-    return tl.load(table + tokens // BLOCK_SIZE, mask=tokens < stop, other=0)
-
-
-@triton.jit
 def _attend(
     query, keys, values, table, start, stop, low,
     STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
@@ -112,10 +109,10 @@ def _attend(
     acc = tl.zeros([M, D], tl.float32)
     total = tl.zeros([M, TILE], tl.float32)  # summed over its tokens at the end: a sum across warps costs three barriers per tile
     top = tl.full([M], -1e30, tl.float32)  # finite: a tile that is all below `low` must not give inf - inf
-    ids = _block_ids(table, start, stop, BLOCK_SIZE, TILE)
+    ids = block_ids(table, start, stop, BLOCK_SIZE, TILE)
     for first in range(start, stop, TILE):
         # The id for the next tile is loaded now. If a tile loaded its own, the loads of K and V would not run ahead of the loop.
-        next_ids = _block_ids(table, first + TILE, stop, BLOCK_SIZE, TILE)
+        next_ids = block_ids(table, first + TILE, stop, BLOCK_SIZE, TILE)
         tokens = first + tile
         seen = (tokens >= low) & (tokens < stop)
         offsets = (ids.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE) * STRIDE
@@ -139,10 +136,11 @@ def _attend(
 @cached
 @triton.jit(do_not_specialize=["rows", "listed", "window"], do_not_specialize_on_alignment=["tables", "table_starts", "lengths", "work"])
 def _decode_kernel(
-    query, keys, values, out, partial, sums,
+    query, keys, values, key_scales, value_scales, out, partial, sums,
     tables, table_starts, lengths, work, rows, listed, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr,
     SPLIT: tl.constexpr, LONG_SPAN: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
     """One program computes every num_programs-th pair of item and KV head. listed: rows of items for which the work list has room."""
     if EARLY:
@@ -168,11 +166,20 @@ def _decode_kernel(
         start = begin + (item - first_item) * split
         heads = row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + members
         places = heads[:, None] * HEAD_DIM + dims[None, :]
-        acc, top, total = _attend(
-            tl.load(query + places, mask=valid, other=0.0), keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM,
-            tables + tl.load(table_starts + row), start, tl.minimum(start + split, length), low,
-            KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, TILE, M, D,
-        )  # fmt: skip
+        asked = tl.load(query + places, mask=valid, other=0.0)
+        ids = tables + tl.load(table_starts + row)
+        stop = tl.minimum(start + split, length)
+        if SCALED:
+            acc, top, total = attend_quantised(
+                asked.to(tl.float16), keys + kv_head * HEAD_DIM, values + kv_head * (HEAD_DIM // 4),
+                key_scales + kv_head * BLOCK_SIZE, value_scales + kv_head * BLOCK_SIZE, ids, start, stop, low,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, M, D,
+            )  # fmt: skip
+        else:
+            acc, top, total = _attend(
+                asked, keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, ids, start, stop, low,
+                KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, TILE, M, D,
+            )  # fmt: skip
         result = acc / total[:, None]
         if pieces == 1:
             tl.store(out + places, result.to(out.dtype.element_ty), mask=valid)
@@ -182,75 +189,33 @@ def _decode_kernel(
             tl.store(sums + heads, top + tl.log2(total), mask=members < GROUP)
 
 
-@triton.jit
-def _parts(
-    partial, sums, first, end, head, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """What CHUNK items from `first` on left for one head: outputs [CHUNK, D] and their scales [CHUNK]; -inf from `end` on."""
-    items = first + tl.arange(0, CHUNK)
-    heads = items.to(tl.int64) * HEADS + head
-    dims = tl.arange(0, D)
-    inside = (items < end)[:, None] & (dims < HEAD_DIM)[None, :]
-    parts = tl.load(partial + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-    return parts, tl.load(sums + heads, mask=items < end, other=-float("inf"))
-
-
-@cached
-@triton.jit(do_not_specialize_on_alignment=["work"])
-def _merge_kernel(
-    partial, sums, out, work,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """One program writes one head of one row that has no item (zeros) or more than one."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    dims = tl.arange(0, D)
-    begin = tl.load(work + 1 + row)
-    end = tl.load(work + 2 + row)
-    if EARLY:
-        gdc_wait()  # all programs: a kernel behind this one must find the other one's rows as well
-    if end - begin == 1:
-        return
-    acc = tl.zeros([D], tl.float32)
-    total = 0.0
-    top = -float("inf")
-    next_parts, next_scales = _parts(partial, sums, begin, end, head, HEADS, HEAD_DIM, CHUNK, D)
-    for first in range(begin, end, CHUNK):
-        parts, scales = next_parts, next_scales
-        next_parts, next_scales = _parts(partial, sums, first + CHUNK, end, head, HEADS, HEAD_DIM, CHUNK, D)
-        higher = tl.maximum(top, tl.max(scales, 0))
-        weights = tl.exp2(scales - higher)
-        shrink = tl.exp2(top - higher)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
-        total = total * shrink + tl.sum(weights, 0)
-        top = higher
-    result = tl.where(end > begin, acc / total, 0.0)
-    tl.store(out + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
-
-
 def paged_attention_decode(
     query: Tensor, kv: Tensor, pages: Pages, work: Tensor, scratch: DecodeScratch,
-    *, window: int | None = None, out: Tensor | None = None, config: Config | None = None,
+    *, scales: Tensor | None = None, window: int | None = None, out: Tensor | None = None, config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the attention of each row's last token over its context, [rows, heads, head_dim] in the query's dtype.
 
-    query [rows, heads, head_dim], kv [2, slots, kv_heads, head_dim] of one dtype (bfloat16, float16, float32), both contiguous; work: the
-    device copy of decode_work(lengths, window, split) with the split of `config` (default: decode_config), longer buffers are allowed. With
-    `window` a token sees the last `window` tokens, itself included. Rows of length 0 give zeros. The scale is 1 / sqrt(head_dim).
+    query [rows, heads, head_dim], kv [2, slots, kv_heads, head_dim] of one dtype (bfloat16, float16, float32), both contiguous; or kv of 8
+    bits with `scales` (quantised.py) and a query of 16 bits, computed in float16. work: the device copy of
+    decode_work(lengths, window, split) with the split of `config` (default: decode_config), longer buffers are allowed. With `window` a
+    token sees the last `window` tokens, itself included. Rows of length 0 give zeros. The scale is 1 / sqrt(head_dim).
     """
     _check(query, kv, pages, scratch)
+    check_kv(query, kv, scales, pages.block_size)
     out = torch.empty_like(query) if out is None else out
     (rows, heads, head_dim), kv_heads = query.shape, kv.shape[2]
     config = config or decode_config(head_dim, kv.element_size())
     width, group, (keys, values) = 1 << (head_dim - 1).bit_length(), heads // kv_heads, kv.unbind(0)
     grid = min(scratch.processors * config.programs, len(scratch.partial) * kv_heads)
     _decode_kernel[(grid,)](
-        query, keys, values, out, scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
+        query, keys, values if scales is None else words(values), *((None, None) if scales is None else scales.unbind(0)), out,
+        scratch.partial, scratch.sums, pages.tables, pages.table_starts, pages.lengths, work,
         rows, len(work) - 2 - rows, NO_WINDOW if window is None else window,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=pages.block_size, ALIGNED=ALIGN, SPLIT=config.split,
         LONG_SPAN=LONG * config.split, TILE=config.tile, M=max(16, 1 << (group - 1).bit_length()), D=width, EARLY=config.early,
-        num_warps=config.warps, num_stages=config.stages,
+        SCALED=scales is not None, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    _merge_kernel[(rows, heads)](
+    merge_kernel[(rows, heads)](
         scratch.partial, scratch.sums, out, work, HEADS=heads, HEAD_DIM=head_dim, CHUNK=MERGED_AT_ONCE, D=width, EARLY=config.early,
         num_warps=4, **({"launch_pdl": True} if config.early else {}),
     )  # fmt: skip
@@ -262,39 +227,52 @@ def _check(query: Tensor, kv: Tensor, pages: Pages, scratch: DecodeScratch) -> N
     heads, head_dim = query.shape[1:]
     if kv.ndim != 4 or kv.shape[0] != 2 or kv.shape[3] != head_dim or heads % kv.shape[2]:
         raise ValueError(f"kv must be [2, slots, a divisor of {heads}, {head_dim}], got {list(kv.shape)}")
-    if kv.dtype != query.dtype or not (kv.is_contiguous() and query.is_contiguous()):
-        raise ValueError(f"query and kv must be contiguous and of one dtype, got {query.dtype} and {kv.dtype}")
+    if not (kv.is_contiguous() and query.is_contiguous()):
+        raise ValueError(f"query and kv must be contiguous, got strides {query.stride()} and {kv.stride()}")
     if pages.rows != len(query) or scratch.partial.shape[1:] != query.shape[1:]:
         raise ValueError(f"query has shape {list(query.shape)}, the pages {pages.rows} rows, the scratch {list(scratch.partial.shape)}")
 
 
-def _decode_export(head_dim: int, block_size: int, archs: tuple[str, ...] = ARCHS[:4]) -> Export:
+_MMA = {"sm_80": "HMMA", "sm_90": "HMMA", "gfx942": "MFMA"}
+_BITS = {"bf16": 16, "fp8e4nv": 8, "i8": 8}
+
+
+def _decode_export(name: str, head_dim: int, block_size: int, archs: tuple[str, ...] = ARCHS[:4], kept: str = "bf16") -> Export:
     """The kernel as it is launched for 8 KV heads of 4 query heads each. 168 registers let three programs run on a multiprocessor."""
-    config = decode_config(head_dim, 2, amd=archs[0].startswith("gfx"))
-    pointers = dict.fromkeys(("query", "keys", "values", "out"), "*bf16") | {"partial": "*fp32", "sums": "*fp32"}
+    config = decode_config(head_dim, _BITS[kept] // 8, amd=archs[0].startswith("gfx"))
+    pointers = dict.fromkeys(("query", "out"), "*bf16") | {"keys": f"*{kept}", "values": "*bf16" if kept == "bf16" else "*i32"}
+    pointers |= dict.fromkeys(("partial", "sums"), "*fp32")
     lists = dict.fromkeys(("tables", "table_starts", "lengths", "work"), "*i32") | dict.fromkeys(("rows", "listed", "window"), "i32")
-    constants = {"GROUP": 4, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ALIGNED": ALIGN, "SPLIT": config.split}
+    constants: dict[str, int | None] = {
+        "GROUP": 4,
+        "KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "ALIGNED": ALIGN,
+        "SPLIT": config.split,
+    }
     constants |= {"LONG_SPAN": LONG * config.split, "TILE": config.tile, "M": 16, "D": triton.next_power_of_2(head_dim), "EARLY": False}
+    scales = ("key_scales", "value_scales")
+    if kept == "bf16":
+        constants |= dict.fromkeys(scales) | {"SCALED": False}
+    else:
+        pointers, constants = pointers | dict.fromkeys(scales, "*fp32"), constants | {"SCALED": True}
     return Export(
-        name=f"paged_attention_decode_{head_dim}_block_{block_size}" + ("_amd" if archs == ARCHS[4:] else ""),
+        name=f"paged_attention_decode_{name}",
         kernel=_decode_kernel,
         signature=pointers | lists,
         constants=constants,
         options={"num_warps": config.warps, "num_stages": config.stages},
-        bands=Bands(registers=168, mma={"sm_80": "HMMA", "sm_90": "HMMA", "gfx942": "MFMA"}, depth=2, wide_loads=0.5),
+        bands=Bands(
+            registers=168 if kept == "bf16" else 224, mma={arch: _MMA[arch] for arch in archs if arch in _MMA}, depth=2, wide_loads=0.5
+        ),
         archs=archs,
     )
 
 
 EXPORTS = (
-    *(_decode_export(head_dim, block_size) for head_dim, block_size in ((128, 16), (128, 64), (64, 32), (256, 16))),
-    _decode_export(128, 16, ARCHS[4:]),
-    Export(
-        name="paged_attention_decode_merge_128",
-        kernel=_merge_kernel,
-        signature={"partial": "*fp32", "sums": "*fp32", "out": "*bf16", "work": "*i32"},
-        constants={"HEADS": 32, "HEAD_DIM": 128, "CHUNK": MERGED_AT_ONCE, "D": 128, "EARLY": False},
-        options={"num_warps": 4},
-        bands=Bands(registers=128),
-    ),
+    *(_decode_export(f"{dim}_block_{block}", dim, block) for dim, block in ((128, 16), (128, 64), (64, 32), (256, 16))),
+    _decode_export("128_block_16_amd", 128, 16, ARCHS[4:]),
+    *(_decode_export(f"128_block_{block}_int8", 128, block, ARCHS[:4], "i8") for block in (16, 64)),
+    *(_decode_export(f"128_block_{block}_fp8", 128, block, ARCHS[1:4], "fp8e4nv") for block in (16, 64)),
 )

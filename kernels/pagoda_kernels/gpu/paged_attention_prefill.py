@@ -7,8 +7,6 @@ any batch and in any chunks of its prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pagoda_kernels.gpu.descriptors import described
 from pagoda_kernels.gpu.launch import cached
-from pagoda_kernels.gpu.prefill_config import HEAD_DIMS, Config, arch_of, choose_config
+from pagoda_kernels.gpu.prefill_config import HEAD_DIMS, Config, arch_of, choose_config, quantised_config
+from pagoda_kernels.gpu.quantised import check_kv
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,13 +57,22 @@ def _ids(tables, start, stop, columns, BLOCK_SIZE: tl.constexpr, DESCRIPTORS: tl
 
 
 @triton.jit
-def _softmax(score, best, total, scale, WINDOW: tl.constexpr):
-    """One turn of the running softmax, in powers of 2: the weights, the new best and total, and how much the sums so far decay."""
+def _into(start, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where in its block a tile begins."""
+    return start % BLOCK_SIZE if BLOCK_N < BLOCK_SIZE else 0
+
+
+@triton.jit
+def _softmax(score, best, total, scale, WINDOW: tl.constexpr, LIFT: tl.constexpr):
+    """One turn of the running softmax, in powers of 2: the weights, the new best and total, and how much the sums so far decay.
+
+    LIFT: the weights, and with them the total, are 2^LIFT times as large.
+    """
     new_best = tl.maximum(best, tl.max(score, 1) * scale)
     shift = new_best
     if WINDOW:  # a line may have seen nothing yet, and -inf - -inf is NaN
         shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-    weight = tl.exp2(score * scale - shift[:, None])
+    weight = tl.exp2(score * scale - (shift - LIFT)[:, None])
     decay = tl.exp2(best - shift)
     return weight, new_best, total * decay + tl.sum(weight, 1), decay
 
@@ -86,6 +94,8 @@ def _paged_attention_prefill_kernel(
     slots,
     scale,
     keys,
+    key_scales,
+    value_scales,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -94,6 +104,7 @@ def _paged_attention_prefill_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     group: tl.constexpr = HEADS // KV_HEADS
     tile: tl.constexpr = BLOCK_M // group
@@ -108,6 +119,10 @@ def _paged_attention_prefill_kernel(
     real = ((lines < tile * group) & (token < queries))[:, None]
     place = ((row_start + token).to(tl.int64) * HEADS + head * group + lines % group)[:, None] * HEAD_DIM + dims
     turned = tl.load(query + place, mask=real, other=0.0)
+    # Small weights times values' scales are lifted into the normal numbers of float16, which begin at 6e-5.
+    lift: tl.constexpr = 8.0 if SCALED else 0.0
+    if SCALED:  # 8 bits become float16 in a third of the instructions that bfloat16 takes
+        turned = turned.to(tl.float16)
     position = (length - queries + token)[:, None]
 
     # The keys that any line of this tile sees are begin .. stop; those before `whole` are seen by all of its lines (without a window).
@@ -138,29 +153,36 @@ def _paged_attention_prefill_kernel(
         if DESCRIPTORS:
             key = key_blocks.load([ids * BLOCK_SIZE, head * HEAD_DIM])
         else:
-            key = tl.load(keys + inside + ids.to(tl.int64)[:, None] * block)
-        score = tl.dot(turned, key.T, input_precision="ieee")
+            key = tl.load(keys + _into(start, BLOCK_SIZE, BLOCK_N) * (KV_HEADS * HEAD_DIM) + inside + ids.to(tl.int64)[:, None] * block)
+        score = tl.dot(turned, key.to(turned.dtype).T, input_precision="ieee")
+        if SCALED:
+            line = ids.to(tl.int64) * (KV_HEADS * BLOCK_SIZE) + head * BLOCK_SIZE + _into(start, BLOCK_SIZE, BLOCK_N) + columns % BLOCK_SIZE
+            score = score * tl.load(key_scales + line, mask=start + columns < stop, other=0.0)[None, :]
         if DESCRIPTORS:
             value = value_blocks.load([ids_behind * BLOCK_SIZE, head * HEAD_DIM])
         else:
             behind = (start + columns >= begin + BLOCK_N)[:, None]
-            value = tl.load(values + inside + ids_behind.to(tl.int64)[:, None] * block, mask=behind, other=0.0)
-        acc = tl.dot(weight.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
+            gone = _into(start + BLOCK_SIZE - BLOCK_N, BLOCK_SIZE, BLOCK_N) * (KV_HEADS * HEAD_DIM)
+            value = tl.load(values + gone + inside + ids_behind.to(tl.int64)[:, None] * block, mask=behind, other=0.0)
+        acc = tl.dot(weight.to(turned.dtype), value.to(turned.dtype), acc * decay[:, None], input_precision="ieee")
         # One loop with a branch, not a loop for each kind of tile: two of them spill registers at BLOCK_N 128 (sm_90).
         masked = start >= whole
         if WINDOW:
             masked = masked | (start < stop - window)
         if masked:
             score = _hidden(score, (start + columns)[None, :], position, window, WINDOW)
-        weight, best, total, decay = _softmax(score, best, total, scale, WINDOW)
+        weight, best, total, decay = _softmax(score, best, total, scale, WINDOW, lift)
+        if SCALED:
+            weight = weight * tl.load(value_scales + line, mask=start + columns < stop, other=0.0)[None, :]
         # A plain copy would be a value that crosses two turns, and such a loop is not pipelined at all: a choice is none.
         ids_behind = tl.where(start < stop, ids, 0)
         ids = next_ids
     # Loaded key by key: behind the last one the slots hold anything, and 0 * NaN is NaN.
     last = tl.maximum(stop - 1, 0) // BLOCK_N * BLOCK_N
     of_last = ids_behind.to(tl.int64) if DESCRIPTORS else ids_behind.to(tl.int64)[:, None]
+    inside += _into(last, BLOCK_SIZE, BLOCK_N) * (KV_HEADS * HEAD_DIM)
     value = tl.load(values + inside + of_last * block, mask=(last + columns < stop)[:, None], other=0.0)
-    acc = tl.dot(weight.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
+    acc = tl.dot(weight.to(turned.dtype), value.to(turned.dtype), acc * decay[:, None], input_precision="ieee")
     # A padding row has seen nothing: zeros.
     result = tl.where((total > 0.0)[:, None], acc / total[:, None], 0.0)
     tl.store(out + place, result.to(out.dtype.element_ty), mask=real)
@@ -191,6 +213,7 @@ def paged_attention_prefill(
     starts: Tensor,
     work: Tensor,
     *,
+    scales: Tensor | None = None,
     window: int | None = None,
     out: Tensor | None = None,
     config: Config | None = None,
@@ -198,27 +221,26 @@ def paged_attention_prefill(
     """Return the causal attention of each row's last tokens over the row's context, in `out` where it is given.
 
     query [tokens, heads, head_dim]: the queries of row r are query[starts[r]:starts[r + 1]], the last tokens of its context of
-    pages.lengths[r] tokens, whose keys and values are written. kv [2, slots, kv_heads, head_dim] of query's dtype. starts: int32
-    [rows + 1]. work: prefill_work(starts, query_tile(heads, kv_heads, config)); behind its tiles it may be longer, as a captured graph
-    needs it. A query sees itself and what comes before it; with a window only the last `window` of these tokens. The scale is
-    1 / sqrt(head_dim). Queries of a padding row (length 0) give zeros; tokens of no row are not written. Everything is contiguous.
-    ValueError for shapes and dtypes that the kernel does not take.
+    pages.lengths[r] tokens, whose keys and values are written. kv [2, slots, kv_heads, head_dim] of query's dtype, or of 8 bits with
+    `scales` (quantised.py) and a query of 16 bits, computed in float16. starts: int32 [rows + 1]. work: prefill_work(starts,
+    query_tile(heads, kv_heads, config)); behind its tiles it may be longer, as a captured graph needs it. A query sees itself and what
+    comes before it; with a window only the last `window` of these tokens. The scale is 1 / sqrt(head_dim). Queries of a padding row
+    (length 0) give zeros; tokens of no row are not written. Everything is contiguous, else ValueError.
     """
-    config = config or choose_config(query.shape[2], query.dtype, arch_of(query.device))
+    config = config or _config(query, scales)
     out = torch.empty_like(query) if out is None else out
     _check(query, kv, out, config)
+    check_kv(query, kv, scales, pages.block_size)
     _check_rows(pages, starts, work, window, config)
-    heads, head_dim = query.shape[1:]
-    kv_heads = kv.shape[2]
-    tiles = (len(work) - 1) // 2
+    (heads, head_dim), kv_heads = query.shape[1:], kv.shape[2]
     descriptors = config.descriptors and config.block_n == pages.block_size
-    if not tiles:
+    if len(work) < 2:
         return out
     keys, values = kv.unbind(0)
-    _paged_attention_prefill_kernel[(kv_heads, tiles)](
+    _paged_attention_prefill_kernel[(kv_heads, len(work) // 2)](
         query,
         values,
-        *((_blocks(keys, config.block_n), _blocks(values, config.block_n)) if descriptors else (None, None)),
+        *((described(keys, config.block_n), described(values, config.block_n)) if descriptors else (None, None)),
         out,
         pages.tables,
         pages.table_starts,
@@ -229,6 +251,7 @@ def paged_attention_prefill(
         kv.shape[1],
         _LOG2_E / head_dim**0.5,
         keys,
+        *((None, None) if scales is None else scales.unbind(0)),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -237,40 +260,17 @@ def paged_attention_prefill(
         BLOCK_N=config.block_n,
         WINDOW=window is not None,
         DESCRIPTORS=descriptors,
+        SCALED=scales is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
 
 
-def _blocks(keys: Tensor, tokens: int) -> TensorDescriptor:
-    """`keys` [slots, kv_heads, head_dim], of which a copy takes `tokens` slots of one head."""
-    if keys.is_cuda:
-        return _blocks_at(_Place(keys.data_ptr(), keys.dtype), keys.shape, tokens)
-    return _described(keys, keys.shape, tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What a descriptor asks of a tensor. It holds no memory, so that descriptors may be kept."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-@lru_cache(maxsize=1024)  # keys and values of 512 layers
-def _blocks_at(place: _Place, shape: torch.Size, tokens: int) -> TensorDescriptor:
-    """Kept, because to make one takes longer than to launch what reads it."""
-    return _described(place, shape, tokens)
-
-
-def _described(base: Tensor | _Place, shape: torch.Size, tokens: int) -> TensorDescriptor:
-    slots, kv_heads, head_dim = shape
-    width = kv_heads * head_dim
-    return TensorDescriptor(base, [slots, width], [width, 1], [tokens, head_dim])
+def _config(query: Tensor, scales: Tensor | None) -> Config:
+    if scales is None:
+        return choose_config(query.shape[2], query.dtype, arch_of(query.device))
+    return quantised_config(query.shape[2], arch_of(query.device))
 
 
 def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:
@@ -281,17 +281,15 @@ def _check(query: Tensor, kv: Tensor, out: Tensor, config: Config) -> None:
         raise ValueError(
             f"head_dim must be one of {HEAD_DIMS} and a group at most {config.block_m} heads: {list(query.shape)}, {list(kv.shape)}"
         )
-    if kv.dtype != query.dtype or out.dtype != query.dtype or out.shape != query.shape:
-        raise ValueError(
-            f"query, kv and out must be of one dtype, and out of query's shape: {query.dtype}, {kv.dtype}, {out.dtype} {list(out.shape)}"
-        )
+    if out.dtype != query.dtype or out.shape != query.shape:
+        raise ValueError(f"out must be of query's dtype and shape: {query.dtype}, {out.dtype} {list(out.shape)}")
     if not (query.is_contiguous() and kv.is_contiguous() and out.is_contiguous()):
         raise ValueError("query, kv and out must be contiguous")
 
 
 def _check_rows(pages: Pages, starts: Tensor, work: Tensor, window: int | None, config: Config) -> None:
-    if config.block_n % pages.block_size:
-        raise ValueError(f"a tile of {config.block_n} keys must be whole blocks of {pages.block_size}")
+    if config.block_n % pages.block_size and pages.block_size % config.block_n:
+        raise ValueError(f"a tile of {config.block_n} keys must be whole blocks of {pages.block_size}, or a block whole tiles")
     if len(starts) != pages.rows + 1 or starts.dtype != torch.int32 or work.dtype != torch.int32:
         raise ValueError(f"starts must be int32 [{pages.rows + 1}] and work int32, got {starts.dtype} {list(starts.shape)}, {work.dtype}")
     if window is not None and window < 1:

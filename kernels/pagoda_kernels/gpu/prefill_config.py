@@ -40,6 +40,17 @@ def choose_config(head_dim: int, dtype: torch.dtype, arch: int = _HOPPER) -> Con
     return Config(128, 64, 8, 3, descriptors=arch == _HOPPER)
 
 
+def quantised_config(head_dim: int, arch: int = _HOPPER) -> Config:
+    """Return the same for keys and values of 8 bits.
+
+    Chosen by compiled code alone: tiles of 64 keys spill registers, with descriptors too (Triton 3.9), those of 32 do not; on sm_89 with
+    128 rows these do as well (Triton 3.7).
+    """
+    if arch in _SMALL:
+        return Config(64, 32, 8, 3)
+    return Config(64, 32, 8, 2) if head_dim > 128 else Config(128, 32, 8, 3)
+
+
 def arch_of(device: torch.device) -> int:
     """Return the compute capability of a CUDA device times 10; on a CPU that of the interpreter's part, an H100."""
     if device.type != "cuda":

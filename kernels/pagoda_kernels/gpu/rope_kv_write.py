@@ -1,8 +1,9 @@
 """What lies between the QKV matrix and attention, in one pass: norms of heads, rotary turn, keys and values into the paged cache.
 
-Called by the daemon's runner for a GPU. One program per token and group of heads, whichever of queries, keys and values they are; its
-launch depends on the model's sizes alone. Roundings are those of the daemon's torch ops: norms as `rms_norm`, each product and the sum
-of the turn rounded to the dtype. The cosines are read for both halves of a head: their tables need not repeat them.
+Called by the daemon's runner for a GPU. The cache may be of 8 bits, with scales (quantised.py). One program per token and group of heads,
+whichever of queries, keys and values they are; its launch depends on the model's sizes alone. Roundings are those of the daemon's torch
+ops: norms as `rms_norm`, each product and the sum of the turn rounded to the dtype. The cosines are read for both halves of a head: their
+tables need not repeat them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.exports import Bands, Export
+from pagoda_kernels.exports import ARCHS, Bands, Export
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.quantised import LARGEST, check_kv, quantised
 from pagoda_kernels.gpu.rows import check_rows
 
 _TILE = 1024  # elements of each half of its heads in a program
@@ -34,10 +36,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvPlace:
-    """A layer's cache [2, slots, kv_heads, head_dim] and the tokens' slots int64 [tokens]; -1: nothing is written for that token."""
+    """A layer's cache [2, slots, kv_heads, head_dim] and the tokens' slots int64 [tokens]; -1: nothing is written for that token.
+
+    scales: where the cache is of 8 bits, float32 [2, blocks, kv_heads, block_size].
+    """
 
     kv: Tensor
     slots: Tensor
+    scales: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +82,7 @@ def _rope_kv_write_kernel(
     sin,
     positions,
     kv,
+    scales,
     slots,
     pool,
     query_norm,
@@ -88,6 +95,8 @@ def _rope_kv_write_kernel(
     NORM: tl.constexpr,
     GROUP: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LARGEST_OF: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -126,6 +135,10 @@ def _rope_kv_write_kernel(
     # `pool` slots to a plane: keys, then values. Counted in int64: a pool's elements may exceed 2^31.
     kept = kv + (is_value * pool + slot) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM + column
     written = inside & (head >= HEADS) & (slot + 0 * head >= 0)
+    if LARGEST_OF:
+        turned_first, turned_second, scale = quantised(turned_first, turned_second, inside, LARGEST_OF, kv.dtype.element_ty)
+        lines = ((is_value * (pool // BLOCK_SIZE) + slot // BLOCK_SIZE) * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+        tl.store(scales + lines, scale[:, None], mask=(head >= HEADS) & (head < HEADS + 2 * KV_HEADS) & (slot + 0 * head >= 0))
     tl.store(kept, turned_first, mask=written)
     tl.store(kept + HALF, turned_second, mask=written)
 
@@ -134,7 +147,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
     """Norm (where `norms`) and turn the queries and keys of `qkv`, write keys and values into `place`, queries into `query`; `query`.
 
     `qkv` [tokens, (heads + 2 * kv_heads) * head_dim], `query` [tokens, heads, head_dim], head_dim even; fp32, bf16 or fp16, contiguous, all
-    of one dtype: ValueError otherwise. Slots and positions are not checked: what they say is on the device.
+    of one dtype, but for a cache with scales: ValueError otherwise. Slots and positions are not checked: what they say is on the device.
     """
     _check(qkv, turn, place, norms, query)
     tokens, heads, head_dim = query.shape
@@ -148,6 +161,7 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
             turn.sin,
             turn.positions,
             place.kv,
+            place.scales,
             place.slots,
             pool,
             qkv if norms is None else norms.query,
@@ -160,6 +174,8 @@ def rope_kv_write(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | No
             NORM=norms is not None,
             GROUP=group,
             HALF_BLOCK=half_block,
+            BLOCK_SIZE=1 if place.scales is None else place.scales.shape[-1],
+            LARGEST_OF=0 if place.scales is None else LARGEST[place.kv.dtype],
             num_warps=max(group * half_block // _PER_WARP, 1),
             enable_fp_fusion=False,  # a fused product is not rounded: other bits than torch's, by up to 4 ulp where products cancel
         )
@@ -181,24 +197,36 @@ def _check(qkv: Tensor, turn: Turn, place: KvPlace, norms: HeadNorms | None, que
     check_rows((qkv,), (tokens, (heads + 2 * kv_heads) * head_dim), qkv.dtype)
     check_rows((query,), (tokens, heads, head_dim), qkv.dtype)
     check_rows((turn.cos, turn.sin), (turn.cos.shape[0], head_dim), qkv.dtype)
-    check_rows((place.kv,), (2, pool, kv_heads, head_dim), qkv.dtype)
+    check_rows((place.kv,), (2, pool, kv_heads, head_dim), place.kv.dtype)
+    check_kv(query, place.kv, place.scales, 0 if place.scales is None else place.scales.shape[-1])
     check_rows((turn.positions,), (tokens,), torch.int32)
     check_rows((place.slots,), (tokens,), torch.int64)
     if norms is not None:
         check_rows((norms.query, norms.key), (head_dim,), qkv.dtype)
 
 
-def _export(heads: int, kv_heads: int, head_dim: int, *, norm: bool) -> Export:
+def _export(heads: int, kv_heads: int, head_dim: int, *, norm: bool, kept: str = "bf16", archs: tuple[str, ...] = ARCHS) -> Export:
     group, half_block = _cut(heads + 2 * kv_heads, head_dim)
-    tensors = dict.fromkeys(("qkv", "cos", "sin", "kv", "query_norm", "key_norm", "query"), "*bf16")
+    tensors = dict.fromkeys(("qkv", "cos", "sin", "query_norm", "key_norm", "query"), "*bf16")
+    sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "NORM": norm, "GROUP": group, "HALF_BLOCK": half_block}
+    plain = kept == "bf16"
+    scaled = {"BLOCK_SIZE": 1 if plain else 64, "LARGEST_OF": 0 if plain else 127 if kept == "i8" else 448}
     return Export(
-        name=f"rope_kv_write_{heads}_{kv_heads}_{head_dim}{'_norm' if norm else ''}",
+        name=f"rope_kv_write_{heads}_{kv_heads}_{head_dim}{'_norm' if norm else ''}{'' if plain else f'_{kept}'}",
         kernel=_rope_kv_write_kernel,
-        signature=tensors | {"positions": "*i32", "slots": "*i64", "pool": "i64", "eps": "fp32"},
-        constants={"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "NORM": norm, "GROUP": group, "HALF_BLOCK": half_block},
+        signature=tensors
+        | {"kv": f"*{kept}", "positions": "*i32", "slots": "*i64", "pool": "i64", "eps": "fp32"}
+        | ({} if plain else {"scales": "*fp32"}),
+        constants=sizes | scaled | ({"scales": None} if plain else {}),
         options={"num_warps": max(group * half_block // _PER_WARP, 1), "enable_fp_fusion": False},
         bands=Bands(registers=128, wide_loads=0.7),
+        archs=archs,
     )
 
 
-EXPORTS = (_export(32, 8, 128, norm=False), _export(16, 8, 128, norm=True))
+EXPORTS = (
+    _export(32, 8, 128, norm=False),
+    _export(16, 8, 128, norm=True),
+    _export(32, 8, 128, norm=False, kept="fp8e4nv", archs=ARCHS[1:4]),
+    _export(16, 8, 128, norm=True, kept="i8"),
+)

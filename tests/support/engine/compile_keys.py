@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from pagoda_contracts.launch import EngineConfig
+from pagoda_contracts.launch import AdaptersConfig, EngineConfig
 from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, WorkerLimits
 from pagoda_daemon.core.sampling import Sampling, draw_of
-from pagoda_daemon.gpu.load import compile_all, warm_worker
+from pagoda_daemon.gpu.load import compile_all, take_adapters, warm_worker
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.quantised import FORMATS
 from pagoda_daemon.model.weights import allocate, destinations, with_linears
@@ -30,7 +30,12 @@ SHAPES = {
     },
     "fp8": {},
     "int8": {"hidden": 128},
+    "adapters": {},
 }
+
+
+STEPS = ([1], [1] * 3, [1] * 8, [2], [16], [17], [33], [64], [257], [1, 1, 16], [1, 31, 7], [1, 1, 1, 1, 5], [5, 1], [300, 40, 1])
+DRAWN = (None, {}, {"temperature": 1.0}, {"temperature": 0.5, "top_k": 3}, {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1})
 
 
 class Hopper:
@@ -62,33 +67,13 @@ class Asked:
         return True
 
 
-def plans(vocab):
+def plans(vocab, adapters=False):
     """Steps of every kind: of one row and many, of one token and many, decodes, prompts and both, copies, and all ways to draw."""
     random = np.random.default_rng(1)
-    for counts in (
-        [1],
-        [1] * 3,
-        [1] * 8,
-        [2],
-        [16],
-        [17],
-        [33],
-        [64],
-        [257],
-        [1, 1, 16],
-        [1, 31, 7],
-        [1, 1, 1, 1, 5],
-        [5, 1],
-        [300, 40, 1],
-    ):
-        for sampling in (
-            None,
-            {},
-            {"temperature": 1.0},
-            {"temperature": 0.5, "top_k": 3},
-            {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1},
-        ):
-            yield plan(random, vocab, counts, sampling)
+    for counts in STEPS:
+        for sampling in DRAWN if counts == [1] * 3 else DRAWN[::4]:
+            found = plan(random, vocab, counts, sampling)
+            yield found if not adapters else replace(found, adapters=random.integers(0, 3, found.rows.size).astype(np.int32))
 
 
 def plan(random, vocab, counts, sampling):
@@ -119,7 +104,10 @@ def worker_of(name, place):
         weights = replace(weights, layers=tuple(with_linears(layer, FORMATS[name].make) for layer in weights.layers))
     limits = WorkerLimits(BLOCKS, 64 if "head_dim" in changes else BLOCK, spec.vocab_size, POSITIONS)
     engine = EngineConfig(max_concurrency=ROWS, token_budget=POSITIONS)
-    return warm_worker(spec, weights, engine, limits, lambda _share: None)
+    worker = warm_worker(spec, weights, engine, limits, lambda _share: None)
+    if name == "adapters":
+        take_adapters(worker, AdaptersConfig(max_loaded=2, max_rank=20), lambda _share: None)
+    return worker
 
 
 def late(name):
@@ -127,7 +115,7 @@ def late(name):
     worker = worker_of(name, torch.device("cpu"))
     compile_all(worker, POSITIONS)  # as on a GPU
     before, asked.warm = len(asked.seen), True
-    for one in plans(worker.limits.vocab_size):
+    for one in plans(worker.limits.vocab_size, name == "adapters"):
         worker.execute(one)
     return {"warm": before, "late": sorted(asked.late)}
 

@@ -57,6 +57,12 @@ def test_what_is_written_for_a_published_model_is_valid_and_is_placed(plan, name
     assert on_device(Requirement.of(model, service.spec), memory).why == ""
 
 
+@pytest.mark.parametrize(("kept", "written_as"), [("fp8", "float8"), ("int8", "int8")])
+def test_keys_and_values_of_8_bits_are_written_into_the_service(plan, kept, written_as):
+    _, out, _ = plan("hf://Qwen/Qwen3-0.6B", "--device", "l4", "--kv-dtype", kept, "--yaml")
+    assert written(out).spec.engine.kv_cache.dtype == written_as
+
+
 def test_the_reasons_stand_above_their_fields(plan, tmp_path):
     _, out, _ = plan("hf://meta-llama/Llama-3.1-8B", "--yaml", "--device", "l4", "--device", "h100", "--ttft", "2s", "--tpot", "80ms")
     assert out.splitlines() == [
@@ -120,7 +126,8 @@ def test_on_cpu_the_service_asks_for_the_catalogues_cores_and_memory(plan):
         ),
         (("hf://Qwen/Qwen3-0.6B", "--device", "mi300x"), "mi300x: there is no daemon for it"),
         (("hf://Qwen/Qwen3-0.6B", "--quantization", "fp8", "--device", "a10"), "a10: the daemon does not run fp8 weights on it"),
-        (("hf://Qwen/Qwen3-0.6B", "--kv-dtype", "fp8"), "does not store keys and values as fp8; leave --kv-dtype out"),
+        (("hf://Qwen/Qwen3-0.6B", "--kv-dtype", "fp8", "--device", "a10"), "a10: the daemon does not keep keys and values as fp8 on it"),
+        (("hf://Qwen/Qwen3-0.6B", "--kv-dtype", "int8", "--device", "cpu"), "cpu: the daemon does not keep keys and values as int8 on it"),
         (("hf://Qwen/Qwen3-235B-A22B", "--device", "a10"), "--yaml: no device fits; pagoda plan without --yaml says why"),
         (("hf://Qwen/Qwen3-0.6B", "--context", "15"), "--yaml: spec.engine.maxModelLen: "),
     ],

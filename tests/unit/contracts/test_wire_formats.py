@@ -32,9 +32,9 @@ def test_daemon_config_names_unknown_fields_at_any_depth():
 
 def test_daemon_config_names_fields_that_are_known_and_not_acted_on():
     config = DaemonConfig.model_validate(
-        {"model": {"path": "/m", "servedNames": ["a"]}, "engine": {"kvDtype": "int8", "maxModelLen": 16, "tensorParallel": 2}}
+        {"model": {"path": "/m", "servedNames": ["a"]}, "engine": {"cpuOffloadBytes": 1, "maxModelLen": 16, "tensorParallel": 2}}
     )
-    assert config.unknown_fields() == ("engine.kvDtype", "engine.tensorParallel")
+    assert config.unknown_fields() == ("engine.cpuOffloadBytes", "engine.tensorParallel")
 
 
 PROTOS = {"daemon": daemon_pb2, "demand": demand_pb2, "fetch": fetch_pb2, "inference": inference_pb2}

@@ -36,4 +36,5 @@ def engine(spec: InferenceServiceSpec, accelerator: Accelerator) -> EngineConfig
         deterministic=engine.deterministic or None,
         prefix_caching=None if engine.kv_cache.prefix_caching else False,
         tool_parser=engine.tool_parser,
+        kv_dtype=None if (kept := engine.kv_cache.dtype) in ("auto", "bfloat16") else kept,
     )

@@ -33,7 +33,7 @@ from pagoda_daemon.gpu.load import warm, warm_worker
 from pagoda_daemon.gpu.memory_pattern import MemoryPattern
 from pagoda_daemon.gpu.staging import Staging
 from pagoda_daemon.lora.load import fused_adapter, pooled_adapter
-from pagoda_daemon.model import files
+from pagoda_daemon.model import files, fused
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
@@ -148,6 +148,29 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
         same(ours.execute(plan), theirs.execute(plan))
 
 
+@pytest.mark.parametrize("kept", ["int8", "float8"])
+def test_keys_and_values_in_8_bits_are_read_as_they_were_written(kept):
+    spec, limits = (made := shape()), WorkerLimits(BLOCKS, BLOCK, made.vocab_size, POSITIONS)
+    with torch.device(device()):
+        weights = allocate(spec, torch.bfloat16)
+    for name, part in destinations(spec, weights_of(spec)).items():
+        destinations(spec, weights)[name].copy_(part)
+    narrow, whole = (
+        warm_worker(spec, weights, EngineConfig(max_concurrency=ROWS, kv_dtype=one), limits, lambda _: None, graphs=False).forward
+        for one in (kept, None)
+    )
+    assert (narrow.kv.data.itemsize, narrow.kv.nbytes, whole.kv.scales) == (1, (BLOCKS + 1) * BLOCK * spec.kv_token_bytes(1), None)
+    batch = Batch(prompts(spec.vocab_size, (17, 20)))
+    for counts in ((17, 12), (1, 8)):
+        plan = batch.step(counts)
+        for forward in (narrow, whole):  # blocks move, and with them their scales
+            moved = np.arange(BLOCKS, dtype=np.int32)
+            forward.copy_blocks(np.stack([moved, moved[::-1]], axis=1))
+        plan = replace(plan, block_tables=(BLOCKS - 1 - plan.block_tables if batch.steps % 2 else plan.block_tables).astype(np.int32))
+        got, expected = (forward.logits(plan, np.arange(2)).float().clone() for forward in (narrow, whole))
+        assert (got - expected).norm() < 0.05 * expected.norm()
+
+
 def with_experts(*, normalised):
     names = FAMILIES["Qwen3MoeForCausalLM"].experts
     return shape(experts=Experts(count=4, per_token=2, intermediate=48, normalised=normalised, names=names), sparse=(True, False))
@@ -169,6 +192,16 @@ def test_a_pass_through_experts_reads_nothing_on_the_host(monkeypatch):
     for name in ("tolist", "item", "nonzero", "bincount", "__bool__", "__int__"):
         monkeypatch.setattr(torch.Tensor, name, lambda *_arguments, **_named: pytest.fail("a value is read on the host"))
     ours.forward.states(plan, np.array([0]))
+
+
+def test_rows_that_a_graph_is_padded_with_ask_for_no_expert(monkeypatch):
+    ours, _ = workers(spec := with_experts(normalised=True))
+    asked = []
+    monkeypatch.setattr(fused, "moe_grouped", lambda hidden, *_parts, live: asked.append(live.tolist()) or hidden)
+    forward, plan = ours.forward, Batch(prompts(spec.vocab_size, (1,))).step((1,))
+    sent = forward.send(decode_arrays(plan, forward._shape, 2))
+    forward._decode(sent, 2, torch.empty(2, spec.vocab_size, device=device()))
+    assert [[slot >= 0 for slot in slots] for slots in asked] == [[True, False]]
 
 
 def test_tokens_with_an_adapter_are_changed_by_it_and_the_others_are_not():

@@ -40,6 +40,11 @@ def test_the_format_of_the_weights_counts():
     assert ModelWork.of(LLAMA, EngineConfig(quantization="int8")).estimate(COMPUTED, 5).read_bytes < narrow.read_bytes
 
 
+def test_keys_and_values_of_8_bits_have_a_scale_per_head():
+    found = ModelWork.of(LLAMA, EngineConfig(kv_dtype="float8")).estimate(COMPUTED, 5)
+    assert found.write_bytes == 10 * 2 * KV_HEADS * (WIDTH + 4) * LAYERS
+
+
 @pytest.mark.parametrize("config", [{}, {"model_type": "nobody's"}, LLAMA | {"hidden_size": "x"}, LLAMA | {"num_attention_heads": None}])
 def test_a_model_that_sizing_does_not_know_has_no_estimate(config):
     assert ModelWork.of(config, EngineConfig()) is None

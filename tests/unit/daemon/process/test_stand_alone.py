@@ -119,7 +119,7 @@ def test_keys_are_written_as_digests_for_this_user_alone(model):
         (["--set", "engine"], "must be FIELD=VALUE"),
         (["--set", "engine.fast=1"], "engine.fast: not built yet, or no field"),
         (["--set", "engine.tokenBudget=1"], "engine.tokenBudget: "),
-        (["--kv-cache-dtype", "float8"], "engine.kvDtype: not built yet"),
+        (["--set", "engine.tensorParallel=2"], "engine.tensorParallel: not built yet"),
         (["--tool-call-parser", "x" * 1000], "engine.toolParser: "),
         (["--config", "none.yaml"], "none.yaml: No such file"),
         (["--set", "engine.blockSize=8"], "engine.blockSize: must be 16, 32 or 64, got 8"),

@@ -196,6 +196,7 @@ def test_published_models_weigh_and_cache_what_sizing_counts(entry: Any) -> None
     spec, counted = parse_spec({**raw, "architectures": [LOADABLE[raw["model_type"]]]}), parse_model(entry.config)
     assert weight_bytes(spec, torch.bfloat16) == counted.weight_bytes("bf16")
     assert spec.kv_token_bytes(2) == counted.kv_bytes_per_token("bf16")
+    assert needs(spec, engine(kv_dtype="float8"), 10, 2).token_bytes == counted.kv_bytes_per_token("fp8") < spec.kv_token_bytes(2)
 
 
 def test_a_longer_batch_context_or_vocabulary_needs_more() -> None:

@@ -42,6 +42,16 @@ def test_blocks_of_any_size(block_size, kv_heads, dim):
     assert torch.equal(copied(kv, PAIRS["swapped"], block_size), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_scales_go_with_their_block(dtype):
+    kv, scales = pool((3, 2, 5 * 4, 2, 6), dtype), pool((3, 2, 5, 2, 4), torch.float32)
+    pairs = torch.tensor(PAIRS["swapped"], dtype=torch.int32)
+    expected, in_bytes = scales[:, :, [4, 1, 2, 3, 0]], judged(kv.view(torch.uint8), pairs, 4)
+    copy_blocks(kv, pairs.to(device()), 4, scales)
+    assert torch.equal(scales, expected)
+    assert torch.equal(kv.view(torch.uint8), in_bytes)
+
+
 @pytest.mark.skipif(device().type == "cpu", reason="takes 8 GiB, of which the interpreter would keep a record per byte")
 def test_a_pool_of_more_than_two_to_the_31_elements():
     kv = torch.empty(2, 2, 2**20 + 16, 8, 128, dtype=torch.bfloat16, device=device())

@@ -35,8 +35,9 @@ class Case:
         for part in (self.gate_up, self.down):
             part[[expert for expert in range(experts) if expert not in hit]] = torch.nan
 
-    def run(self, config=SMALL, rows=slice(None), out=None):
-        return moe_grouped(self.hidden[rows], self.logits[rows], self.gate_up, self.down, self.routing, out=out, config=config)
+    def run(self, config=SMALL, rows=slice(None), out=None, live=None):
+        parts = (self.hidden[rows], self.logits[rows], self.gate_up, self.down, self.routing)
+        return moe_grouped(*parts, live=live, out=out, config=config)
 
     def check(self, config=SMALL):
         expected = reference.moe_grouped(self.hidden, self.logits, self.gate_up, self.down, self.routing)
@@ -112,6 +113,20 @@ def test_a_token_of_nan_fails_alone():
     after = case.run()
     assert torch.equal(after[:2], before[:2])
     assert after[2:].isnan().all()
+
+
+@pytest.mark.parametrize("tokens", [4, pytest.param(40, marks=pytest.mark.deep)])  # 40: of several programs
+def test_padding_touches_no_expert_and_gives_zeros(tokens):
+    case = Case(tokens, experts=4, top_k=1)
+    live = torch.arange(tokens, dtype=torch.int64, device=device())
+    before = case.run(live=live)
+    lost = case.logits.argmax(1) == case.logits[0].argmax()
+    live[lost] = -1
+    case.gate_up[case.logits[0].argmax()] = torch.nan
+    after = case.run(live=live)
+    assert (after[lost] == 0).all()
+    assert torch.equal(after[~lost], before[~lost])
+    assert int(moe_route(case.logits, case.routing, 1, live).tiles[0, 0]) == int((~lost).sum())
 
 
 def test_the_output_may_be_given():

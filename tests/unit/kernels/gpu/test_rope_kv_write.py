@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write
+from pagoda_kernels.reference.quantise import dequantise, quantise
 from pagoda_kernels.reference.rope_kv_write import rope_kv_write as judged
 from pagoda_kernels.reference.ulps import ulps_apart
 from pagoda_kernels.testing import KIND_OF, assert_close, device
@@ -104,6 +105,49 @@ def test_slot_minus_one_writes_nothing_and_still_has_a_query(slots):
     assert torch.equal(inputs[2].kv, cache_after(inputs[2], key, value))
 
 
+def narrow(place, kind, block_size=16):
+    """The same place in 8 bits, filled with what no key or value is."""
+    kv, scales = quantise(place.kv, kind, block_size)
+    return replace(place, kv=kv, scales=torch.full_like(scales, torch.nan))
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(("sizes", "norms"), [(USUAL, False), (USUAL, True), ((5, 5, 40), True)])
+def test_eight_bits_are_the_nearest_of_each_head(kind, sizes, norms):
+    qkv, turn, place, weights = case(sizes, torch.bfloat16, norms=norms, slots=[7, -1, 0, POOL - 1, 31])
+    qkv.view(5, -1, sizes[2])[2, -1] = 0  # a head of zeros
+    wide, kept = replace(place, kv=place.kv.clone()), narrow(place, kind)
+    before = kept.kv.clone()
+    query, in_full = run(sizes, (qkv, turn, kept, weights)), run(sizes, (qkv, turn, wide, weights))
+    assert torch.equal(query, in_full)
+    slots = place.slots[place.slots >= 0]
+    written = wide.kv[:, slots].double()
+    found = dequantise(kept.kv, kept.scales)[:, slots]
+    largest = written.abs().amax(-1, keepdim=True)
+    # Half a step: of int8 anywhere, of e4m3 that of the element's own power of two, or of the smallest.
+    half = largest / 127 / 2 if kind == torch.int8 else torch.maximum(written.abs() / 16, largest / 448 / 1024)
+    assert ((found - written).abs() <= half * (1 + 1e-5)).all()
+    assert torch.allclose(found.abs().amax(-1, keepdim=True), largest, rtol=1e-6, atol=0)
+    others = torch.ones(POOL, dtype=torch.bool, device=device())
+    others[slots] = False
+    assert torch.equal(kept.kv[:, others].view(torch.uint8), before[:, others].view(torch.uint8))
+    assert kept.scales.transpose(2, 3).flatten(1, 2)[:, others].isnan().all()
+    assert kept.scales.isfinite().sum() == 2 * len(slots) * sizes[1]
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_a_head_that_is_not_finite_is_not_in_eight_bits_either(kind):
+    sizes = (4, 2, 32)
+    qkv, turn, place, _ = case(sizes, torch.bfloat16, norms=False)
+    kept = narrow(place, kind)
+    for value in (torch.nan, torch.inf):
+        qkv.view(5, 8, 32)[2, 6, 3] = value
+        run(sizes, (qkv, turn, kept, None))
+        found = dequantise(kept.kv, kept.scales)[1, place.slots[2]]
+        assert not found[0, 3].isfinite()
+        assert found[1].isfinite().all()
+
+
 def test_no_tokens():
     sizes = (4, 2, 32)
     inputs = case(sizes, torch.bfloat16, 0, norms=True)
@@ -173,8 +217,10 @@ def test_a_pool_of_more_than_two_to_the_31_elements(plane):
         (lambda qkv, turn, place: (qkv, turn, replace(place, slots=place.slots.int())), "int64"),
         (lambda qkv, turn, place: (qkv, turn, replace(place, kv=place.kv.transpose(1, 2))), "shape"),
         (lambda qkv, turn, place: (qkv, turn, replace(place, kv=place.kv[:, ::2])), "strides"),
+        (lambda qkv, turn, place: (qkv, turn, replace(place, kv=place.kv.to(torch.int8))), "no scales"),
+        (lambda qkv, turn, place: (qkv, turn, replace(narrow(place, torch.int8), kv=place.kv)), "8 bits with scales"),
     ],
-    ids=["width", "dtype", "tables", "positions", "slots", "cache", "strided cache"],
+    ids=["width", "dtype", "tables", "positions", "slots", "cache", "strided cache", "no scales", "scales"],
 )
 def test_what_the_kernel_could_not_read_is_refused(change, told):
     sizes = (4, 2, 32)

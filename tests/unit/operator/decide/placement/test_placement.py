@@ -75,7 +75,7 @@ def test_waiting_for_an_accelerator_is_no_new_revision():
 @pytest.mark.parametrize(
     "field",
     [
-        *("engine.kvCache.memoryFraction", "engine.kvCache.dtype", "engine.kvCache.cpuOffload"),
+        *("engine.kvCache.memoryFraction", "engine.kvCache.cpuOffload"),
         *("model.credential", "credentials", "model.revision", "routing.overflow.service"),
     ],
 )

@@ -4,6 +4,9 @@ from datetime import timedelta
 
 import pytest
 from pagoda_contracts.names import ANNOTATION_PLACEMENT, ANNOTATION_REJECTED, LABEL_GPU_PRODUCT
+from pagoda_contracts.resources.effect import not_built
+from pagoda_contracts.resources.engine import EngineSpec
+from pagoda_contracts.resources.placement import Accelerator
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES
 from pagoda_operator.decide.placement import ask
 from pagoda_placement.place import spare
@@ -50,6 +53,34 @@ def test_fp8_weights_go_to_a_device_that_has_fp8(quantization, chosen):
 
 
 LONG = {"maxModelLen": 131072, "maxConcurrency": 64}
+
+
+@pytest.mark.parametrize(
+    ("kept", "engine", "entry", "why"),
+    [
+        ("float8", {}, CPU, "float8 is not built on CPU; use auto"),
+        ("int8", {"dtype": "float32"}, gpu("H100"), "int8 is not built with engine.dtype float32"),
+        ("int8", {"deterministic": True}, gpu("H100"), "int8 is not built with engine.deterministic"),
+        ("float8", {}, gpu("H100"), None),
+        ("bfloat16", {"deterministic": True}, CPU, None),
+    ],
+)
+def test_where_keys_and_values_of_8_bits_are_not_built(kept, engine, entry, why):
+    asked = EngineSpec.model_validate(engine | {"kvCache": {"dtype": kept}})
+    found = not_built(asked, Accelerator.model_validate(entry))
+    assert (found and found.message) == (why and f"engine.kvCache.dtype {why}")
+
+
+def test_a_device_without_float8_is_refused_for_it_and_one_with_it_holds_more_requests():
+    made = harness(gpu(), there=(node("a", A100_80, whole(8)), node("b", H100, whole(8))))
+    made.edit(engine=LONG | {"kvCache": {"dtype": "float8"}})
+    made.settle()
+    bind(made)
+    assert (placement(made)["device"].split(",")[0], placement(made)["concurrency"]) == (H100.product, 27)
+    alone = harness(gpu("A100"), there=(node("a", A100_80, whole(8)),))
+    alone.edit(engine=ENGINE | {"kvCache": {"dtype": "float8"}})
+    alone.settle()
+    assert "engine.kvCache.dtype float8 needs compute capability 8.9, this device has 8.0" in alone.conditions()["Stalled"]["message"]
 
 
 @pytest.mark.parametrize(("budget", "tokens", "held"), [({}, 2048, 14), ({"tokenBudget": 512}, 512, 15)])

@@ -50,6 +50,14 @@ def test_the_config_says_what_the_service_says():
     assert (config.drain_timeout, config.unknown_fields()) == ("45s", ())
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"), [("auto", {}), ("bfloat16", {}), ("float8", {"kvDtype": "float8"}), ("int8", {"kvDtype": "int8"})]
+)
+def test_config_has_the_type_of_keys_and_values_if_it_is_another_one(asked, told):
+    written = daemon_config(inputs(engine={"kvCache": {"dtype": asked}}, accelerators=[{"gpu": {}}]))["engine"]
+    assert {name: value for name, value in written.items() if name == "kvDtype"} == told
+
+
 def test_config_has_slo_and_health():
     spec = {"health": {"progressTimeout": "5m"}, "slo": {"ttft": "800ms", "itl": "50ms"}}
     config = DaemonConfig.model_validate(daemon_config(inputs(**spec)))

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 _BF16 = 2  # bytes
 _SCORES = 1 << 27  # float64 numbers that the reference holds at once
 _CHOSEN = "own choice"  # of the kernel, beside another config of it
+WIDE = "pagoda-bf16"  # our kernel over the same keys and values in 16 bits
 _BACKENDS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -36,6 +37,12 @@ class Shape:
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
+    kept: torch.dtype = torch.bfloat16
+
+    @property
+    def item(self) -> int:
+        """Bytes of a key's number."""
+        return self.kept.itemsize
 
     @property
     def starts(self) -> list[int]:
@@ -47,10 +54,11 @@ class Shape:
         return len(set(self.contexts)) == 1 and len(set(self.queries)) == 1 and self.window is None
 
     def cost(self) -> Cost:
-        """Keys and values that any query sees, once; queries and results. Scores and sums of the pairs that are seen, as causal."""
+        """Keys and values that any query sees, once; queries and results. Scores and sums of the pairs that are seen, as causal. Scales of
+        8 bits are not counted: they are the form's price."""
         numbers = sum(min(context, asked - 1 + (self.window or context)) for context, asked in self.rows())
-        moved = 2 * numbers * self.kv_heads * self.head_dim + 2 * sum(self.queries) * self.heads * self.head_dim
-        return Cost(moved * _BF16, 4 * self.pairs() * self.heads * self.head_dim)
+        moved = 2 * numbers * self.kv_heads * self.head_dim * self.item + 2 * sum(self.queries) * self.heads * self.head_dim * _BF16
+        return Cost(moved, 4 * self.pairs() * self.heads * self.head_dim)
 
     def pairs(self) -> int:
         """Of a query and a token that it sees."""
@@ -82,7 +90,11 @@ class Paged:
         self.shape, self.machine = shape, machine
         self._counts = [-(-context // shape.page) for context in shape.contexts]
         per_set = sum(self._counts)
-        self.kv = machine.randn(2, sets * per_set * shape.page, shape.kv_heads, shape.head_dim)
+        self.wide = self.kv = machine.randn(2, sets * per_set * shape.page, shape.kv_heads, shape.head_dim)
+        self.scales: Tensor | None = None
+        if shape.item == 1:
+            self.kv, self.scales = _quantised(self.wide, shape)
+            self.wide = self._exact(self.kv, slice(None)).bfloat16()
         self._blocks = torch.randperm(sets * per_set, device=machine.device).int().view(sets, per_set)
         self._firsts = [0, *accumulate(self._counts)]
 
@@ -94,17 +106,39 @@ class Paged:
         return Pages(self._blocks[index].clone(), starts, lengths, self.shape.page)
 
     def contiguous(self, index: int) -> Tensor:
-        """Keys and values of a set, row after row: [2, tokens, kv_heads, head_dim]."""
+        """Keys and values of a set in 16 bits, row after row: [2, tokens, kv_heads, head_dim]."""
+        return self.wide[:, self._slots(index)]
+
+    def exact(self, index: int) -> Tensor:
+        """The same, as what our kernel reads stands for."""
+        return self._exact(self.kv, self._slots(index))
+
+    def _exact(self, kv: Tensor, slots: Tensor | slice) -> Tensor:
+        if self.scales is None:
+            return kv[:, slots]
+        return kv.view(torch.int8)[:, slots].view(kv.dtype).float() * self.scales.transpose(2, 3).flatten(1, 2)[:, slots, :, None]
+
+    def _slots(self, index: int) -> Tensor:
         page = self.shape.page
         offsets = torch.arange(page, device=self.machine.device)
         slots = []
         for row, context in enumerate(self.shape.contexts):
             blocks = self._blocks[index, self._firsts[row] : self._firsts[row + 1]].long()
             slots.append((blocks[:, None] * page + offsets).flatten()[:context])
-        return self.kv[:, torch.cat(slots)]
+        return torch.cat(slots)
+
+    def kept(self, *, wide: bool) -> tuple[Tensor, Tensor | None]:
+        """What a kernel reads: the pool and its scales."""
+        return (self.wide, None) if wide else (self.kv, self.scales)
 
     def _ints(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.machine.device)
+
+
+def _quantised(kv: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    from pagoda_kernels.reference.quantise import quantise
+
+    return quantise(kv, shape.kept, shape.page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +162,7 @@ class Buffers:
 
     def trial(self, ours: Callable[[], Side], baselines: dict[str, Callable[[], Side]], limit: float) -> Trial:
         shape = self.paged.shape
-        judge = against(lambda: attention(shape, self.query, self.paged.contiguous(0)))
+        judge = against(lambda: attention(shape, self.query, self.paged.exact(0)))
         sides = {OURS: ours, **baselines}
         return Trial(shape.cost(), self.sets.resident, sides, partial(spoil, self.out[0]), judge, limit)
 
@@ -136,37 +170,46 @@ class Buffers:
 def decode(op: ModuleType, shape: Shape, machine: Machine, limit: float, config: Any = None) -> Trial:
     """One query per row. A `config` is measured beside the one that the kernel chooses, and the latter beside others' kernels."""
     shape = shape.tiny() if machine.dry else shape
-    buffers, chosen = Buffers.of(shape, machine), op.decode_config(shape.head_dim, _BF16)
+    buffers, chosen = Buffers.of(shape, machine), op.decode_config(shape.head_dim, shape.item)
     if config is not None:
         return buffers.trial(partial(_decode, op, buffers, config), {_CHOSEN: partial(_decode, op, buffers, chosen)}, limit)
+    if shape.item == 1:
+        wide = partial(_decode, op, buffers, op.decode_config(shape.head_dim, _BF16), wide=True)
+        return buffers.trial(partial(_decode, op, buffers, chosen), {WIDE: wide}, limit)
     return buffers.trial(partial(_decode, op, buffers, chosen), baselines(buffers) | gpu_peers.decode(machine.peers, buffers), limit)
 
 
-def _decode(op: ModuleType, buffers: Buffers, config: Any) -> Side:
+def _decode(op: ModuleType, buffers: Buffers, config: Any, *, wide: bool = False) -> Side:
     shape, device = buffers.paged.shape, buffers.query.device
     work = op.decode_work(np.array(shape.contexts, np.int32), shape.window, config.split)
     scratch = op.DecodeScratch.of(int(work[0]), shape.heads, shape.head_dim, device)
-    call = partial(op.paged_attention_decode, window=shape.window, config=config)
+    kv, scales = buffers.paged.kept(wide=wide)
+    call = partial(op.paged_attention_decode, window=shape.window, config=config, scales=scales)
     listed = torch.from_numpy(work).to(device)
-    return buffers.side(lambda pages, out: partial(call, buffers.query, buffers.paged.kv, pages, listed, scratch, out=out))
+    return buffers.side(lambda pages, out: partial(call, buffers.query, kv, pages, listed, scratch, out=out))
 
 
 def prefill(op: ModuleType, shape: Shape, machine: Machine, limit: float, config: Any = None) -> Trial:
     """Several queries per row, the last of its context; `config` as for decode."""
     shape = shape.tiny() if machine.dry else shape
-    buffers, chosen = Buffers.of(shape, machine), op.choose_config(shape.head_dim, torch.bfloat16, op.arch_of(machine.device))
+    buffers, arch = Buffers.of(shape, machine), op.arch_of(machine.device)
+    whole = op.choose_config(shape.head_dim, torch.bfloat16, arch)
+    chosen = op.quantised_config(shape.head_dim, arch) if shape.item == 1 else whole
     if config is not None:
         return buffers.trial(partial(_prefill, op, buffers, config), {_CHOSEN: partial(_prefill, op, buffers, chosen)}, limit)
+    if shape.item == 1:
+        return buffers.trial(partial(_prefill, op, buffers, chosen), {WIDE: partial(_prefill, op, buffers, whole, wide=True)}, limit)
     return buffers.trial(partial(_prefill, op, buffers, chosen), baselines(buffers), limit)
 
 
-def _prefill(op: ModuleType, buffers: Buffers, config: Any) -> Side:
+def _prefill(op: ModuleType, buffers: Buffers, config: Any, *, wide: bool = False) -> Side:
     shape, device = buffers.paged.shape, buffers.query.device
     starts, lengths = np.array(shape.starts, np.int32), np.array(shape.contexts, np.int32)
     tile = config.block_m // (shape.heads // shape.kv_heads)
     work, begun = (torch.from_numpy(one).to(device) for one in (op.prefill_work(starts, tile, lengths), starts))
-    call = partial(op.paged_attention_prefill, window=shape.window, config=config)
-    return buffers.side(lambda pages, out: partial(call, buffers.query, buffers.paged.kv, pages, begun, work, out=out))
+    kv, scales = buffers.paged.kept(wide=wide)
+    call = partial(op.paged_attention_prefill, window=shape.window, config=config, scales=scales)
+    return buffers.side(lambda pages, out: partial(call, buffers.query, kv, pages, begun, work, out=out))
 
 
 def baselines(buffers: Buffers) -> dict[str, Callable[[], Side]]:

@@ -95,7 +95,8 @@ _GREEDY = {
     "b128-bf16": ("knee", Draws(128, temperature=0, dtype=torch.bfloat16)),
     "b8": ("small", Draws(8, temperature=0)),
 }
-COMPILED = (OURS, "liger", "xformers")
+_NARROW = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+COMPILED = (OURS, gpu_attention.WIDE, "liger", "xformers")
 MODULES = (
     "paged_attention_decode",
     "paged_attention_prefill",
@@ -122,6 +123,8 @@ def cases() -> list[Case]:
     found = [
         *_attention("paged_attention_decode", gpu_attention.decode, _DECODE),
         *_attention("paged_attention_prefill", gpu_attention.prefill, _PREFILL),
+        *(case for name, kept in _NARROW.items() for case in _narrow("paged_attention_decode", gpu_attention.decode, _DECODE, name, kept)),
+        *_narrow("paged_attention_prefill", gpu_attention.prefill, _PREFILL, "fp8", torch.float8_e4m3fn),
         *_experts(),
         *_sampling("sample", _SAMPLE),
         *_sampling("greedy", _GREEDY),
@@ -134,8 +137,14 @@ def cases() -> list[Case]:
     return found
 
 
+def _narrow(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]], name: str, kept: torch.dtype) -> Iterator[Case]:
+    """The same sizes over keys and values of 8 bits, judged by what these stand for."""
+    for label, (size, shape) in shapes.items():
+        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), configs=True)
+
+
 def _label(rows: gpu_pointwise.Rows) -> str:
-    return f"{rows.tokens}x{rows.width}" + ("-norms" if rows.norms else "")
+    return f"{rows.tokens}x{rows.width}" + ("-norms" if rows.norms else "") + (f"-{rows.kept}" if rows.kept else "")
 
 
 def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -> Iterator[Case]:

@@ -176,6 +176,7 @@ def limits_of(model: Model, points: tuple[Point, ...], engine: EngineConfig) -> 
     return WorkerLimits(blocks, engine.block_size, model.spec.vocab_size, max(longest, engine.block_size))
 
 
+NARROW = (Point(64, 1000, 64), Point(256, 1000, 48))
 SERVED = (Point(1, 1000, 128), Point(8, 1000, 64), Point(64, 1000, 64), Point(256, 1000, 48), Point(1, 2048, 2), Point(1, 8000, 2))
 DRAWN = (Point(64, 1000, 64, temperature=0.8, top_p=0.95),)
 ABLATION = (Point(1, 1000, 64), Point(64, 1000, 64))
@@ -219,8 +220,9 @@ def _trials() -> list[Trial]:
     ablations = [Trial(name, ABLATION, variant) for name in ("8b", "0.6b") for variant in VARIANTS[2:]]
     experts = [Trial("experts", EXPERTS, variant) for variant in VARIANTS if variant not in ("graphs", "adapters")]
     narrow = [Trial("8b", QUANTISED, engine={"quantization": kind}) for kind in ("fp8", "int8", "int4")]
+    kept = [Trial("8b", NARROW, engine={"kvDtype": kind}) for kind in ("float8", "int8")]
     budgets = [Trial("8b", PROMPTS, engine={"tokenBudget": budget}, rank=2) for budget in BUDGETS]
-    return served + narrow + ablations + experts + budgets
+    return served + narrow + kept + ablations + experts + budgets
 
 
 def _measurement(trial: Trial, machine: Machine) -> Measurement:
@@ -241,7 +243,7 @@ def measure(trial: Trial, machine: Machine, ceilings: Ceilings) -> dict[str, Any
     for point in points:
         served.run(replace(point, prompt=min(point.prompt, 64), answer=4))
         result = served.run(point)
-        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, ceilings)}
+        found["points"][point.name] = asdict(result) | {"percent_of_floor": _share(model, point, result, (engine, ceilings))}
         if (device := _graph_ms(served.worker, point)) is not None:
             found["points"][point.name]["graph_ms"] = device
     served.close()
@@ -274,15 +276,15 @@ def _middle(point: Point, block_size: int) -> StepPlan:
     return StepPlan(0, rows, starts, rows, np.full_like(rows, length - 1), tables, np.ones(point.rows, np.bool_), adapters=slots)
 
 
-def _share(model: Model, point: Point, found: Found, ceilings: Ceilings) -> float:
+def _share(model: Model, point: Point, found: Found, where: tuple[EngineConfig, Ceilings]) -> float:
     """How near a step that decodes is to reading weights and the rows' keys and values once, at the bandwidth of a copy. Of experts, those
     that rows ask for, if each asks for any as likely as for another."""
-    spec, item = model.spec, torch.bfloat16.itemsize
+    (engine, ceilings), spec, item = where, model.spec, torch.bfloat16.itemsize
     read = model.weight_bytes - (0 if spec.tied else spec.vocab_size * spec.hidden * item)
     if (experts := spec.experts) is not None:
         idle = (1 - experts.per_token / experts.count) ** point.rows
         read -= round(idle * sum(spec.sparse) * experts.count * 3 * spec.hidden * experts.intermediate * item)
-    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item)
+    read += point.rows * (point.prompt + point.answer // 2) * spec.kv_token_bytes(item if engine.kv_dtype is None else 1)
     return round(100 * read / ceilings.copy_gb_s / 1e6 / found.step_ms, 1)
 
 
