@@ -13,7 +13,7 @@ import torch
 from gpu_device import Machine
 from gpu_numbers import Cost, buffer_sets
 from gpu_trial import OURS, Errors, Side, Trial, against
-from pagoda_kernels.gpu.lora_pool import PARTS, RANKS, LoraPlace, LoraPool, LoraRows, lora_tile, lora_tiles, pack_lora
+from pagoda_kernels.gpu.lora_pool import PARTS, LoraPlace, LoraPool, LoraRows, lora_tile, lora_tiles, pack_lora
 from torch import Tensor
 
 _BF16 = 2  # bytes
@@ -174,9 +174,8 @@ def _matrices(weights: Tensor, step: Step, sizes: dict[str, tuple[int, tuple[int
     for part, (inputs, outputs) in sizes.items():
         mine = places[slice(*PARTS[part])]
         shrink = weights.as_strided((count, step.rank * len(outputs), inputs), (apart, inputs, 1), mine[0][0])
-        tiles = [
-            weights.as_strided((count, step.rank // RANKS, size, RANKS), (apart, size * RANKS, RANKS, 1), place[1])
-            for place, size in zip(mine, outputs, strict=True)
+        expand = [
+            weights.as_strided((count, size, step.rank), (apart, step.rank, 1), place[1]) for place, size in zip(mine, outputs, strict=True)
         ]
-        found[part] = shrink, [one.transpose(1, 2).reshape(count, size, step.rank) for one, size in zip(tiles, outputs, strict=True)]
+        found[part] = shrink, expand
     return found

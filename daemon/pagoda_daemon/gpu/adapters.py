@@ -28,7 +28,7 @@ Parts = dict[Part, tuple[int, tuple[int, ...]]]
 def pool_bytes(spec: ModelSpec, places: int, rank: int, tokens: int, item: int) -> int:
     """Of a pool of `places` for adapters of `rank`, its table, and what steps of `tokens` leave between the two products."""
     table = (1 + places + _VERSIONS) * spec.layers * MODULES * FIELDS * torch.int64.itemsize
-    between = 2 * tokens * 3 * padded(rank) * torch.float32.itemsize
+    between = 4 * tokens * 3 * padded(rank) * torch.float32.itemsize
     return places * pooled_adapter_elements(spec, rank) * item + table + between
 
 

@@ -22,12 +22,14 @@ from pagoda_kernels.gpu.lora_pool import FIELDS, MODULES, NARROW, RANKS, WIDE, L
 from pagoda_kernels.gpu.rows import check_rows
 
 _MOST_RANKS = 64  # of a program of lora_shrink: those of a fused matrix together, so that its rows are read once
+_ENOUGH = 1024  # programs of lora_expand that fill a device: 132 multiprocessors have 5 each; tiles of a captured step may be empty
+_MOST_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """How the kernels are compiled and launched: cuts of the inputs, inputs per turn of the loop, loads in flight and warps of lora_shrink,
-    outputs of a program and warps of lora_expand.
+    outputs of a turn, warps, loads in flight and turns of lora_expand (0: as many as leave enough programs).
 
     early: lora_expand is launched while lora_shrink computes, reads B, and waits then (programmatic dependent launch, from sm_90 on).
     """
@@ -36,15 +38,17 @@ class Config:
     block_k: int = 128
     stages: int = 4
     warps: int = 4
-    block_n: int = 256
-    expand_warps: int = 8
+    block_n: int = 128
+    expand_warps: int = 4
+    expand_stages: int = 3
+    turns: int = 0
     early: bool = False
 
 
 def lora_config(tile: int, itemsize: int, *, amd: bool = torch.version.hip is not None) -> Config:
     """Return the configuration for the rows of a tile and the bytes of a number."""
     if tile == WIDE:
-        return Config(splits=2, block_k=256 // itemsize, stages=2 if amd else 3, warps=8, block_n=128)
+        return Config(splits=4, block_k=256 // itemsize, stages=2 if amd else 3, warps=8, expand_warps=8)
     return Config(block_k=256 // itemsize, stages=2 if amd else 4)
 
 
@@ -93,57 +97,70 @@ def _shrink_kernel(
     tl.store(kept, acc, mask=(rows < end)[:, None] & known[None, :])
 
 
+@triton.jit
+def _summed(low, inside, cut, SPLITS: tl.constexpr):
+    """The cuts of lora_shrink, in their order."""
+    found = tl.load(low, mask=inside, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        found += tl.load(low + split * cut, mask=inside, other=0.0)
+    return found
+
+
 @cached
 @triton.jit(
-    do_not_specialize=["count", "entry", "stride"],
+    do_not_specialize=["count", "entry", "stride", "turns"],
     do_not_specialize_on_alignment=["tokens", "tiles"],
 )
 def _expand_kernel(
-    low, weights, places, tokens, tiles, out, width, count, entry, stride, size0, size1, stack,
-    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
+    low, weights, places, tokens, tiles, out, width, count, entry, stride, size0, size1, stack, turns,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile's rows by BLOCK_N outputs of one module. size0, size1: outputs of the first two modules, where there are more;
-    `width` of all."""
+    """One program: a tile's rows by `turns` times BLOCK_N outputs of one module. size0, size1: outputs of the first two modules, where
+    there are more; `width` of all. ONCE: no adapter has more than BLOCK_R ranks."""
     slot, begin, end = _tile(tiles, tl.program_id(0))
     if slot < 0:
         if EARLY:
             gdc_wait()
         return
-    block0, block1 = tl.cdiv(size0, BLOCK_N), tl.cdiv(size1, BLOCK_N)
+    span = turns * BLOCK_N
+    block0, block1 = tl.cdiv(size0, span), tl.cdiv(size1, span)
     block = tl.program_id(1)
     second, third = block >= block0, block >= block0 + block1
     module = second.to(tl.int32) + third.to(tl.int32)
     before = tl.where(second, size0, 0) + tl.where(third, size1, 0)
     size = tl.where(third, width - size0 - size1, tl.where(second, size1, size0))
-    columns = (block - tl.where(second, block0, 0) - tl.where(third, block1, 0)) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = (block - tl.where(second, block0, 0) - tl.where(third, block1, 0)) * span
 
     place = places + slot.to(tl.int64) * stride + (entry + module) * 4
-    rank = tl.load(place + 2).to(tl.int32)
-    sixteen = tl.arange(0, 16)
-    matrix = weights + tl.multiple_of(tl.load(place + 1), 16) + columns[:, None] * 16 + sixteen[None, :]
-    known = (columns < tl.where(rank > 0, size, 0))[:, None]
-    b = tl.load(matrix, mask=known, other=0.0)
+    rank = tl.multiple_of(tl.load(place + 2).to(tl.int32), 16)
+    matrix = weights + tl.multiple_of(tl.load(place + 1), 16)
+    ranks = tl.arange(0, BLOCK_R)
     rows = begin + tl.arange(0, BLOCK_M)
     inside = (rows < end)[:, None]
     token = tl.load(tokens + rows, mask=rows < end, other=0).to(tl.int64)
-    ranked = low + rows.to(tl.int64)[:, None] * stack + (tl.load(place + 3) + sixteen)[None, :]
+    ranked = low + rows.to(tl.int64)[:, None] * stack + (tl.load(place + 3) + ranks)[None, :]
+    cut = tl.cast(count, tl.int64) * stack
     if EARLY:
         gdc_wait()  # all programs: a kernel behind this one must find that lora_shrink has ended
     if rank == 0:
         return
-    ahead, cut = tl.cast(size, tl.int64), tl.cast(count, tl.int64) * stack
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for done in range(0, rank, 16):
-        following = tl.load(matrix + (done + 16) * ahead, mask=(columns < tl.where(done + 16 < rank, size, 0))[:, None], other=0.0)
-        shrunk = tl.load(ranked + done, mask=inside, other=0.0)
-        for split in tl.static_range(1, SPLITS):
-            shrunk += tl.load(ranked + done + split * cut, mask=inside, other=0.0)
-        acc = tl.dot(shrunk.to(b.dtype), tl.trans(b), acc, input_precision="ieee")
-        b = following
-    changed = out + token[:, None] * width + (before + columns)[None, :]
-    added = inside & (columns < size)[None, :]
-    total = tl.load(changed, mask=added, other=0.0).to(tl.float32) + acc.to(b.dtype).to(tl.float32)
-    tl.store(changed, total.to(b.dtype), mask=added)
+    shrunk = _summed(ranked, inside & (ranks < rank)[None, :], cut, SPLITS).to(weights.dtype.element_ty)  # read once for all turns
+    for start in range(first, tl.minimum(first + span, size), BLOCK_N):
+        columns = start + tl.arange(0, BLOCK_N)
+        known = (columns < size)[:, None]
+        tile = matrix + columns[:, None] * rank + ranks[None, :]
+        b = tl.load(tile, mask=known & (ranks < rank)[None, :], other=0.0)
+        acc = tl.dot(shrunk, tl.trans(b), input_precision="ieee")
+        if not ONCE:
+            for done in range(BLOCK_R, rank, BLOCK_R):
+                left = (done + ranks < rank)[None, :]
+                more = _summed(ranked + done, inside & left, cut, SPLITS).to(b.dtype)
+                b = tl.load(tile + done, mask=known & left, other=0.0)
+                acc = tl.dot(more, tl.trans(b), acc, input_precision="ieee")
+        changed = out + token[:, None] * width + (before + columns)[None, :]
+        added = inside & (columns < size)[None, :]
+        total = tl.load(changed, mask=added, other=0.0).to(tl.float32) + acc.to(b.dtype).to(tl.float32)
+        tl.store(changed, total.to(b.dtype), mask=added)
 
 
 def lora_shrink(hidden: Tensor, rows: LoraRows, pool: LoraPool, place: LoraPlace, *, config: Config | None = None) -> Tensor:
@@ -155,7 +172,7 @@ def lora_shrink(hidden: Tensor, rows: LoraRows, pool: LoraPool, place: LoraPlace
     config = config or lora_config(rows.tile, hidden.element_size())
     members = len(place.outputs)
     stack = members * pool.rank
-    block = min(_MOST_RANKS, triton.next_power_of_2(pool.rank))
+    block = _ranks_at_once(pool)
     low = hidden.new_empty(config.splits, count, stack, dtype=torch.float32)
     span = triton.cdiv(triton.cdiv(width, config.splits), config.block_k) * config.block_k
     if count:
@@ -173,12 +190,15 @@ def lora_expand(low: Tensor, rows: LoraRows, pool: LoraPool, place: LoraPlace, o
     check_rows((out,), (len(out), width), pool.weights.dtype)
     config = config or lora_config(rows.tile, out.element_size())
     size0, size1 = (*place.outputs, 0)[:2]
+    block, tiles = _ranks_at_once(pool), (len(rows.tiles) - 1) // 3
+    turns = config.turns or min(max(width // config.block_n * tiles // _ENOUGH, 1), _MOST_TURNS)
     if count:
-        blocks = sum(triton.cdiv(size, config.block_n) for size in place.outputs)
-        _expand_kernel[((len(rows.tiles) - 1) // 3, blocks)](
+        blocks = sum(triton.cdiv(size, config.block_n * turns) for size in place.outputs)
+        _expand_kernel[(tiles, blocks)](
             low, pool.weights, pool.places, rows.tokens, rows.tiles, out, width, count, _entry(place), _stride(pool),
-            size0, size1, low.shape[2], SPLITS=config.splits, BLOCK_M=rows.tile, BLOCK_N=config.block_n, EARLY=config.early,
-            num_warps=config.expand_warps, num_stages=1, **({"launch_pdl": True} if config.early else {}),
+            size0, size1, low.shape[2], turns, SPLITS=config.splits, BLOCK_M=rows.tile, BLOCK_N=config.block_n, BLOCK_R=block,
+            ONCE=pool.rank <= block, EARLY=config.early, num_warps=config.expand_warps, num_stages=config.expand_stages,
+            **({"launch_pdl": True} if config.early else {}),
         )  # fmt: skip
     return out
 
@@ -195,6 +215,10 @@ def lora_add(
 
 def _entry(place: LoraPlace) -> int:
     return place.layer * MODULES + place.first
+
+
+def _ranks_at_once(pool: LoraPool) -> int:
+    return min(_MOST_RANKS, int(triton.next_power_of_2(pool.rank)))
 
 
 def _stride(pool: LoraPool) -> int:
@@ -235,10 +259,10 @@ def _exports(tile: int, archs: tuple[str, ...]) -> tuple[Export, Export]:
     expand = Export(
         name=f"lora_expand_{name}",
         kernel=_expand_kernel,
-        signature=_POINTERS | integers | {"out": "*bf16", "size0": "i32", "size1": "i32"},
-        constants={"SPLITS": config.splits, "BLOCK_M": tile, "BLOCK_N": config.block_n, "EARLY": False},
-        options={"num_warps": config.expand_warps, "num_stages": 1},
-        bands=Bands(registers=128, mma=_MMA[tile]),
+        signature=_POINTERS | integers | {"out": "*bf16", "size0": "i32", "size1": "i32", "turns": "i32"},
+        constants={"SPLITS": config.splits, "BLOCK_M": tile, "BLOCK_N": config.block_n, "BLOCK_R": 64, "ONCE": True, "EARLY": False},
+        options={"num_warps": config.expand_warps, "num_stages": config.expand_stages},
+        bands=Bands(registers=168, mma=_MMA[tile], depth=1),
         aligned=("width", "size0", "size1", "stack"),
         archs=archs,
     )

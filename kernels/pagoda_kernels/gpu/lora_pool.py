@@ -25,8 +25,8 @@ PARTS: Final = {"qkv": (0, 3), "output": (3, 4), "gate_up": (4, 6), "down": (6, 
 """Modules of a layer, by the matrix that they are fused into."""
 
 FIELDS: Final = 4
-"""Of a module in the table: where A [rank, inputs] begins, where B begins, its rank, and the ranks of the modules fused before it. The A of
-a fused matrix lie behind each other. B [outputs, rank] lies as [rank / RANKS, outputs, RANKS]."""
+"""Of a module in the table: where A [rank, inputs] begins, where B [outputs, rank] begins, its rank, and the ranks of the modules fused
+before it. The A of a fused matrix lie behind each other."""
 
 Pair = tuple[Tensor, Tensor]
 """A [rank, inputs] and B [outputs, rank] of a module, the scale in B."""
@@ -107,7 +107,7 @@ def _pack_part(modules: Sequence[Pair | None], weights: Tensor, places: Tensor, 
             rank = padded(len(pair[0]))
             wide = pair[1].new_zeros(len(pair[1]), rank)
             wide[:, : pair[1].shape[1]] = pair[1]
-            weights[at : at + wide.numel()] = wide.view(len(wide), -1, RANKS).transpose(0, 1).flatten()
+            weights[at : at + wide.numel()] = wide.flatten()
             at += wide.numel()
     return at
 

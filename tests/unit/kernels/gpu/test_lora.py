@@ -83,7 +83,12 @@ def right(out, hidden, slots, adapters, part, dtype=torch.float64):
 
 
 SMALL = replace(lora_config(NARROW, 4), splits=2, block_k=16, block_n=32)
-RANK_OF = {"one": lambda *_: 1, "sixteen": lambda *_: 16, "some modules": lambda _, module: (7, 0, 20, 17, 0, 3, 0)[module]}
+RANK_OF = {
+    "more than a program takes at once": lambda *_: 70,
+    "one": lambda *_: 1,
+    "sixteen": lambda *_: 16,
+    "some modules": lambda _, module: (7, 0, 20, 17, 0, 3, 0)[module],
+}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_rows_get_what_their_adapter_makes_of_them_and_the_others_nothing(part, 
     slots = [3, 0, 1, 3, 0]
     out, hidden = inputs(5, part, torch.float32)
     expected = right(out, hidden, slots, adapters, part)
-    before, pool = out.clone(), pool_of(adapters, torch.float32, 32)
+    before, pool = out.clone(), pool_of(adapters, torch.float32, 80 if rank(0, 0) == 70 else 32)
     assert lora_add(out, hidden, rows_of(slots, room=2), pool, place_of(part), config=SMALL) is out
     assert_close(out, expected, "fp32")
     assert torch.equal(out[[1, 4]], before[[1, 4]])
@@ -150,6 +155,19 @@ def test_a_nan_stays_in_its_row():
     hidden[1, 3] = torch.nan
     lora_add(out, hidden, rows_of([1, 1, 1]), pool_of(adapters, torch.bfloat16, RANKS), place_of("output"), config=SMALL)
     assert out.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+@pytest.mark.deep
+def test_outputs_are_computed_in_any_number_of_turns():
+    adapters = {1: adapter(lambda *_: 16)}
+    out, hidden = inputs(2, "qkv", torch.float32)
+    pool, rows = pool_of(adapters, torch.float32, RANKS), rows_of([1, 1])
+    found = [
+        lora_add(out.clone(), hidden, rows, pool, place_of("qkv"), config=replace(SMALL, block_n=16, turns=turns)) for turns in (1, 2, 9)
+    ]
+    assert_close(found[0], right(out, hidden, [1, 1], adapters, "qkv"), "fp32")
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.deep
