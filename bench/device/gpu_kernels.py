@@ -100,15 +100,15 @@ COMPILED = (OURS, gpu_attention.WIDE, "liger", "xformers")
 MODULES = (
     "paged_attention_decode",
     "paged_attention_prefill",
-    "moe_grouped",
+    "experts.moe_grouped",
     "sample",
     "rms_norm",
     "rope_kv_write",
     "silu_mul",
     "lora",
-    "linear_w8a8",
+    "matrices.linear_w8a8",
     "quantise_rows",
-    "linear_w4a16",
+    "matrices.linear_w4a16",
 )
 
 
@@ -140,7 +140,7 @@ def cases() -> list[Case]:
 def _narrow(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]], name: str, kept: torch.dtype) -> Iterator[Case]:
     """The same sizes over keys and values of 8 bits, judged by what these stand for."""
     for label, (size, shape) in shapes.items():
-        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), configs=True)
+        yield Case(f"{op}_{name}", label, size, op, partial(_shaped, build, replace(shape, kept=kept)), default_config)
 
 
 def _label(rows: gpu_pointwise.Rows) -> str:
@@ -153,7 +153,10 @@ def _attention(op: str, build: Build, shapes: Mapping[str, tuple[str, Shape]]) -
 
 def _experts() -> Iterator[Case]:
     build, op = gpu_experts.trial, "moe_grouped"
-    return (Case(op, label, size, op, partial(_shaped, build, one), one.own_config) for label, (size, one) in gpu_experts.sizes().items())
+    module = "experts.moe_grouped"
+    return (
+        Case(op, label, size, module, partial(_shaped, build, one), one.own_config) for label, (size, one) in gpu_experts.sizes().items()
+    )
 
 
 def _sampling(op: str, draws: Mapping[str, tuple[str, Draws]]) -> Iterator[Case]:
@@ -169,7 +172,7 @@ def _matrices() -> Iterator[Case]:
     for size, shape in gpu_linear.sizes():
         for kind in gpu_linear.KINDS:
             one = replace(shape, kind=kind)
-            yield Case(f"linear_{kind}", one.label, size, "linear_w8a8", partial(_shaped, gpu_linear.linear, one), one.own_config)
+            yield Case(f"linear_{kind}", one.label, size, "matrices.linear_w8a8", partial(_shaped, gpu_linear.linear, one), one.own_config)
     for size, shape in gpu_linear.quantised_sizes():
         yield Case("quantise_rows", shape.label, size, "quantise_rows", partial(_shaped, gpu_linear.quantise, shape))
 
@@ -177,7 +180,7 @@ def _matrices() -> Iterator[Case]:
 def _matrices_of_4_bits() -> Iterator[Case]:
     for size, one in gpu_linear_w4.sizes():
         build = partial(_shaped, gpu_linear_w4.linear, one)
-        yield Case("linear_w4a16", one.label, size, "linear_w4a16", build, default_config)
+        yield Case("linear_w4a16", one.label, size, "matrices.linear_w4a16", build, default_config)
 
 
 def _rows(build: Build, rows: gpu_pointwise.Rows, op: ModuleType, machine: Machine, _: Any) -> Trial:

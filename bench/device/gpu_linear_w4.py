@@ -41,8 +41,8 @@ def sizes() -> list[tuple[str, Product]]:
 
 def linear(op: ModuleType, product: Product, machine: Machine, limit: float, config: Any) -> Trial:
     """4 bits and scales read once, rows read and written."""
-    from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
-    from pagoda_kernels.gpu.w4_weights import quantised_w4
+    from pagoda_kernels.gpu.matrices.dequantise_w4 import dequantise_w4
+    from pagoda_kernels.gpu.matrices.w4_weights import quantised_w4
 
     product = Product(min(product.rows, 3), 128, 256) if machine.dry else product
     x = machine.randn(product.rows, product.inputs)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from pagoda_kernels.gpu.experts.moe_grouped import moe_grouped
+from pagoda_kernels.gpu.experts.moe_route import MOST_EXPERTS, Routing
 from pagoda_kernels.gpu.levels import ScaledRows
-from pagoda_kernels.gpu.moe_grouped import moe_grouped
-from pagoda_kernels.gpu.moe_route import MOST_EXPERTS, Routing
 from pagoda_kernels.gpu.prefill_config import HEAD_DIMS
 from pagoda_kernels.gpu.rms_norm import add_rms_norm, rms_norm, rms_norm_levels
 from pagoda_kernels.gpu.rope_kv_write import HeadNorms, KvPlace, Turn, rope_kv_write

@@ -13,11 +13,11 @@ from typing import Final
 
 import torch
 from pagoda_kernels.cpu.pack import forget
-from pagoda_kernels.gpu import linear_w4a16 as w4a16
 from pagoda_kernels.gpu.levels import ScaledRows
-from pagoda_kernels.gpu.linear_w8a8 import WARMED_BY, linear_w8a8
+from pagoda_kernels.gpu.matrices import linear_w4a16 as w4a16
+from pagoda_kernels.gpu.matrices.linear_w8a8 import WARMED_BY, linear_w8a8
+from pagoda_kernels.gpu.matrices.w4_weights import Weights4, quantised_w4, w4_bytes
 from pagoda_kernels.gpu.quantise_rows import quantise_rows
-from pagoda_kernels.gpu.w4_weights import Weights4, quantised_w4, w4_bytes
 from torch import Tensor
 
 from pagoda_daemon.model.config import ModelSpec

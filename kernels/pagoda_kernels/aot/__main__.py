@@ -78,8 +78,8 @@ def _exports(package: str) -> list[Export]:
 
 def _modules(package: str) -> Iterator[str]:
     spec = importlib.util.find_spec(package)
-    for module in pkgutil.iter_modules(spec.submodule_search_locations if spec else []):
-        yield f"{package}.{module.name}"
+    for module in pkgutil.walk_packages(spec.submodule_search_locations if spec else [], f"{package}."):
+        yield module.name
 
 
 def _judged(exports: Sequence[Export]) -> list[_Result]:

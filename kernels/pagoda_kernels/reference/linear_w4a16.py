@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
+from pagoda_kernels.gpu.matrices.w4_weights import GROUP, SLAB, Weights4
 
 
 def dequantised_w4(weights: Weights4) -> Tensor:

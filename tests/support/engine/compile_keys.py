@@ -31,6 +31,8 @@ SHAPES = {
     "fp8": {},
     "int8": {"hidden": 128},
     "adapters": {},
+    "keys and values in int8": {},
+    "keys and values in float8": {"windows": (None, 40)},
 }
 
 
@@ -103,7 +105,8 @@ def worker_of(name, place):
     if name in FORMATS:
         weights = replace(weights, layers=tuple(with_linears(layer, FORMATS[name].make) for layer in weights.layers))
     limits = WorkerLimits(BLOCKS, 64 if "head_dim" in changes else BLOCK, spec.vocab_size, POSITIONS)
-    engine = EngineConfig(max_concurrency=ROWS, token_budget=POSITIONS)
+    kept = name.removeprefix("keys and values in ")
+    engine = EngineConfig(max_concurrency=ROWS, token_budget=POSITIONS, kv_dtype=None if kept == name else kept)
     worker = warm_worker(spec, weights, engine, limits, lambda _share: None)
     if name == "adapters":
         take_adapters(worker, AdaptersConfig(max_loaded=2, max_rank=20), lambda _share: None)

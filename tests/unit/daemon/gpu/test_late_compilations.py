@@ -8,7 +8,16 @@ import sys
 import pytest
 import torch
 
-SHAPES = ("norms", "windows", "blocks by descriptors", "experts", "fp8", "int8", "adapters")
+SHAPES = (
+    "norms",
+    "windows",
+    "blocks by descriptors",
+    "experts",
+    "fp8",
+    "int8",
+    "adapters",
+    *(f"keys and values in {kind}" for kind in ("int8", "float8")),
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from pagoda_daemon.model.loader import SINGLE, load_tensors
 from pagoda_daemon.model.quantised import FORMATS, Quantiser, not_quantised, quantised, quantised_bytes
 from pagoda_daemon.model.weights import Linear, allocate, destinations, linears, weight_bytes, with_linears
 from pagoda_daemon.runner.forward import TorchForward
-from pagoda_kernels.gpu.w4_weights import quantised_w4
+from pagoda_kernels.gpu.matrices.w4_weights import quantised_w4
 from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.reference import quantise_rows as judge
 from pagoda_kernels.reference.linear_w4a16 import linear_w4a16

@@ -9,6 +9,7 @@ from support.clients.fetching import LARGE, TAKEN, Fetcher, contents, model_file
 from support.servers.fetch_servers import fill_bucket, s3_server, wire
 from support.servers.loop_clock import LoopClock
 
+pytestmark = pytest.mark.deep  # moto's server takes 3 s of CPU; in the unit tier, test_sources.py speaks the same protocol
 FILES = model_files()
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pagoda_kernels.gpu import linear_w4a16 as linear_w4a16_module
-from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
-from pagoda_kernels.gpu.linear_w4a16 import DENSE_ROWS, Config, W4Scratch, linear_w4a16, w4_config
-from pagoda_kernels.gpu.w4_weights import from_awq, from_gptq, packed_w4, quantised_w4
+from pagoda_kernels.gpu.matrices import linear_w4a16 as linear_w4a16_module
+from pagoda_kernels.gpu.matrices.dequantise_w4 import dequantise_w4
+from pagoda_kernels.gpu.matrices.linear_w4a16 import DENSE_ROWS, Config, W4Scratch, linear_w4a16, w4_config
+from pagoda_kernels.gpu.matrices.w4_weights import from_awq, from_gptq, packed_w4, quantised_w4
 from pagoda_kernels.reference.linear_w4a16 import dequantised_w4
 from pagoda_kernels.reference.linear_w4a16 import linear_w4a16 as judged
 from pagoda_kernels.testing import assert_close, device

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from pagoda_kernels.gpu.levels import LARGEST, ScaledRows
-from pagoda_kernels.gpu.linear_w8a8 import Config, choose_config, linear_w8a8
+from pagoda_kernels.gpu.matrices.linear_w8a8 import Config, choose_config, linear_w8a8
 from pagoda_kernels.reference.quantise_rows import linear_w8a8 as judged
 from pagoda_kernels.testing import assert_close, device
 

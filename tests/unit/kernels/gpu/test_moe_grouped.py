@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagoda_kernels.gpu.moe_config import Config, all_configs, choose_config
-from pagoda_kernels.gpu.moe_grouped import moe_grouped
-from pagoda_kernels.gpu.moe_route import LINE, Routing, moe_route, most_tiles
+from pagoda_kernels.gpu.experts.moe_config import Config, all_configs, choose_config
+from pagoda_kernels.gpu.experts.moe_grouped import moe_grouped
+from pagoda_kernels.gpu.experts.moe_route import LINE, Routing, moe_route, most_tiles
 from pagoda_kernels.reference import moe_grouped as reference
 from pagoda_kernels.testing import KIND_OF, assert_close, device
 

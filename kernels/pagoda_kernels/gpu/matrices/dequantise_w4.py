@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.matrices.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
+from pagoda_kernels.gpu.matrices.w4_weights import Weights4
 from pagoda_kernels.gpu.rows import check_rows
-from pagoda_kernels.gpu.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
-from pagoda_kernels.gpu.w4_weights import Weights4
 
 
 @cached
@@ -29,11 +29,12 @@ def _dequantise_w4_kernel(
     words = tl.load(packed + unit.to(tl.int64) * 1024 + place[:, None] * 4 + tl.arange(0, 4)[None, :])
     if ASYMMETRIC:
         zero_at = zeros + unit * 64 + place % 128 // 32 * 16 + place // 4 % 8
-        zero, zero_8 = zero_of(tl.load(zero_at), MAGIC, DTYPE)[:, None], zero_of(tl.load(zero_at + 8), MAGIC, DTYPE)[:, None]
+        zero, zero_8 = zero_of(tl.load(zero_at), MAGIC)[:, None], zero_of(tl.load(zero_at + 8), MAGIC)[:, None]
     else:
-        zero = zero_of(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
+        zero = zero_of(tl.full([1, 1], 8, tl.int32), MAGIC)
         zero_8 = zero
-    weights = levels_of(words, zero, zero_8, 1, MAGIC).to(tl.float32) * tl.load(scales + unit * 64 + n).to(tl.float32)[:, None]
+    levels = levels_of(words, zero, zero_8, 1, MAGIC, DTYPE, PTX=False)
+    weights = levels.to(tl.float32) * tl.load(scales + unit * 64 + n).to(tl.float32)[:, None]
     at = (slab * 64 + n)[:, None]
     tl.store(out + at.to(tl.int64) * inputs + k[None, :], weights.to(DTYPE), mask=(at < outputs) & (k < inputs)[None, :])
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
-from pagoda_kernels.gpu.moe_config import Config, choose_config
-from pagoda_kernels.gpu.moe_grouped import _LEAST_FETCHED, _SUMMED, _down_kernel, _gate_up_kernel, _sum_kernel
-from pagoda_kernels.gpu.moe_route import LINE
+from pagoda_kernels.gpu.experts.moe_config import Config, choose_config
+from pagoda_kernels.gpu.experts.moe_grouped import _LEAST_FETCHED, _SUMMED, _down_kernel, _gate_up_kernel, _sum_kernel
+from pagoda_kernels.gpu.experts.moe_route import LINE
 
 _HIDDEN, _WIDTH, _TOP_K = 2048, 768, 8
 _FEW, _SOME, _MANY = 4, 64, 512  # rows of an expert

@@ -16,12 +16,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagoda_kernels.exports import Bands, Export
 from pagoda_kernels.gpu.launch import cached
 from pagoda_kernels.gpu.levels import LARGEST, ScaledRows
 from pagoda_kernels.gpu.prefill_config import arch_of
+from pagoda_kernels.gpu.rows import blocks_of
 
 _HOPPER: Final = 90
 _SMALL: Final = (86, 89, 120, 121)  # compute capabilities with less than 100 KiB of shared memory for a program
@@ -186,15 +186,12 @@ def _launch(x: ScaledRows, weight: ScaledRows, bias: Tensor | None, out: Tensor,
         counters = _counters(out.device)
     _linear_w8a8_kernel[(*tiles, pieces)](
         weight.levels, x.levels,
-        _boxes(weight.levels, config.block_out, config), _boxes(x.levels, config.block_rows, config),
+        blocks_of(weight.levels, config.block_out, config.block_k) if config.descriptors else None,
+        blocks_of(x.levels, config.block_rows, config.block_k) if config.descriptors else None,
         weight.scales, x.scales, bias, out, partial, counters, rows, outputs, inputs, span,
         BLOCK_OUT=config.block_out, BLOCK_ROWS=config.block_rows, BLOCK_K=config.block_k, WHOLE=inputs % config.block_k == 0,
         PIECES=pieces, DESCRIPTORS=config.descriptors, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-
-
-def _boxes(levels: Tensor, rows: int, config: Config) -> TensorDescriptor | None:
-    return TensorDescriptor.from_tensor(levels, [rows, config.block_k]) if config.descriptors else None
 
 
 def _check(x: ScaledRows, weight: ScaledRows, bias: Tensor | None, dtype: torch.dtype) -> None:

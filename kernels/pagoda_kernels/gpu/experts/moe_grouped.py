@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagoda_kernels.gpu.experts.moe_config import Config, choose_config
+from pagoda_kernels.gpu.experts.moe_route import LINE, Routing, moe_route
 from pagoda_kernels.gpu.launch import cached
-from pagoda_kernels.gpu.moe_config import Config, choose_config
-from pagoda_kernels.gpu.moe_route import LINE, Routing, moe_route
 from pagoda_kernels.gpu.prefill_config import arch_of
 from pagoda_kernels.gpu.rows import blocks_of, check_rows
 
 if TYPE_CHECKING:
-    from pagoda_kernels.gpu.moe_route import Routed
+    from pagoda_kernels.gpu.experts.moe_route import Routed
 
 _SUMMED = 1024  # columns of a program that adds up: 8 to a thread of 4 warps, one 128-bit load of bf16 from each expert
 _LEAST_FETCHED = 64  # rows of a tile from which on a copy of the block is worth its neighbours' rows

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.gpu.dequantise_w4 import dequantise_w4
 from pagoda_kernels.gpu.launch import cached
+from pagoda_kernels.gpu.matrices.dequantise_w4 import dequantise_w4
+from pagoda_kernels.gpu.matrices.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
+from pagoda_kernels.gpu.matrices.w4_weights import GROUP, SLAB, Weights4
 from pagoda_kernels.gpu.rows import check_rows
-from pagoda_kernels.gpu.w4_levels import levels_of, magic_of, pointer_to_zeros, zero_of
-from pagoda_kernels.gpu.w4_weights import GROUP, SLAB, Weights4
 
 DENSE_ROWS: Final = 256  # from so many rows on a layer is dequantised for cuBLAS
 WIDTHS: Final = (16, 32, 64)  # rows of one launch
@@ -32,12 +32,16 @@ _MOST_PIECES: Final = 2**31  # the kernel computes the cuts in 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Outputs of a tile, loads in flight, warps, programs per multiprocessor."""
+    """Outputs of a tile, loads in flight, warps, programs per multiprocessor.
+
+    ptx: unpack two levels at a time in PTX (w4_levels.py), on NVIDIA. No device has run that yet, so nothing asks for it.
+    """
 
     tile_n: int = 128
     stages: int = 4
     warps: int = 4
     programs: int = 3
+    ptx: bool = False
 
     def __post_init__(self) -> None:
         """Refuse tiles that the packed slabs would cut."""
@@ -98,7 +102,7 @@ def _stored(acc, bias, out, m, n, rows, outputs, BIAS: tl.constexpr):
 @triton.jit
 def _product(
     x, packed, scales, zeros, first, last, rows, inputs, groups,
-    TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, WHOLE: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Sums [TILE_N, TILE_M] over the groups first .. last of one tile, whose weights begin at `packed`, `scales` and `zeros`."""
     SLABS: tl.constexpr = TILE_N // 64
@@ -124,11 +128,11 @@ def _product(
         rows_of_x = tl.load(hidden + group * 128, mask=inside, other=0.0)
         if ASYMMETRIC:
             next_near, next_far = tl.load(zero_at + ahead), tl.load(zero_at + ahead + 8)
-            zero, zero_8 = zero_of(near, MAGIC, DTYPE)[:, None], zero_of(far, MAGIC, DTYPE)[:, None]
+            zero, zero_8 = zero_of(near, MAGIC)[:, None], zero_of(far, MAGIC)[:, None]
         else:
-            zero = zero_of(tl.full([1, 1], 8, tl.int16), MAGIC, DTYPE)
+            zero = zero_of(tl.full([1, 1], 8, tl.int32), MAGIC)
             zero_8 = zero
-        levels = levels_of(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC)
+        levels = levels_of(tl.load(words + group * 1024), zero, zero_8, SLABS, MAGIC, DTYPE, PTX)
         acc += tl.dot(levels, rows_of_x.T) * scale.to(tl.float32)[:, None]
         scale = next_scale
         if ASYMMETRIC:
@@ -141,6 +145,7 @@ def _product(
 def _linear_w4a16_kernel(
     x, packed, scales, zeros, bias, out, partial, counters, rows, outputs, inputs, groups,
     TILE_N: tl.constexpr, TILE_M: tl.constexpr, MAGIC: tl.constexpr, ASYMMETRIC: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """One program computes its piece of all units. WHOLE: the inputs fill their last group."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -154,7 +159,7 @@ def _linear_w4a16_kernel(
         slab = tile * (TILE_N // 64)
         acc = _product(
             x, packed + slab.to(tl.int64) * groups * 1024, scales + slab * groups * 64, zeros + slab * groups * 64,
-            first, last, rows, inputs, groups, TILE_N, TILE_M, MAGIC, ASYMMETRIC, WHOLE,
+            first, last, rows, inputs, groups, TILE_N, TILE_M, MAGIC, ASYMMETRIC, WHOLE, PTX,
         )  # fmt: skip
         if last - first == groups:
             _stored(acc, bias, out, m, tile * TILE_N + n, rows, outputs, BIAS)
@@ -222,7 +227,7 @@ def _launch(x: Tensor, weights: Weights4, scratch: W4Scratch, bias: Tensor | Non
         x, weights.packed, weights.scales, pointer_to_zeros(weights), weights.scales if bias is None else bias, out, scratch.partial,
         scratch.counters, rows, weights.outputs, inputs, groups,
         TILE_N=config.tile_n, TILE_M=width, MAGIC=magic_of(x.dtype), ASYMMETRIC=weights.zeros is not None, BIAS=bias is not None,
-        WHOLE=inputs % GROUP == 0, num_warps=config.warps, num_stages=config.stages,
+        WHOLE=inputs % GROUP == 0, PTX=config.ptx, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pagoda_kernels.exports import ARCHS, Bands, Export
-from pagoda_kernels.gpu.linear_w4a16 import WIDTHS, _linear_w4a16_kernel, w4_config
+from pagoda_kernels.gpu.matrices.linear_w4a16 import WIDTHS, _linear_w4a16_kernel, w4_config
 
 
-def _export(width: int, *, zeros: bool = False) -> Export:
+def _export(width: int, *, zeros: bool = False, ptx: bool = False) -> Export:
     config = w4_config(width)
     pointers = {"x": "*bf16", "packed": "*i32", "scales": "*bf16", "zeros": "*u8" if zeros else "*i32", "bias": "*bf16", "out": "*bf16"}
     pointers |= {"partial": "*fp32", "counters": "*i32"}
     constants = {"TILE_N": config.tile_n, "TILE_M": width, "MAGIC": 0x43004300, "ASYMMETRIC": zeros, "BIAS": False, "WHOLE": True}
+    constants["PTX"] = ptx
     return Export(
-        name=f"linear_w4a16_{width}" + ("_zeros" if zeros else ""),
+        name=f"linear_w4a16_{width}" + ("_zeros" if zeros else "") + ("_ptx" if ptx else ""),
         kernel=_linear_w4a16_kernel,
         signature=pointers | dict.fromkeys(("rows", "outputs", "inputs", "groups"), "i32"),
         constants=constants,
@@ -24,8 +25,8 @@ def _export(width: int, *, zeros: bool = False) -> Export:
             wide_loads=0.5,
         ),
         aligned=("outputs", "inputs", "groups"),
-        archs=ARCHS if width == WIDTHS[0] else ARCHS[:4],  # on gfx942 wider sums spill
+        archs=ARCHS if width == WIDTHS[0] and not ptx else ARCHS[:4],  # on gfx942 wider sums spill, and there is no PTX
     )
 
 
-EXPORTS = (*(_export(width) for width in WIDTHS), _export(16, zeros=True))
+EXPORTS = (*(_export(width) for width in WIDTHS), _export(16, zeros=True), _export(16, ptx=True))

@@ -1,0 +1,1 @@
+"""Experts: who computes which token, and their grouped products."""

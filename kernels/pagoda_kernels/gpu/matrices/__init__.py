@@ -1,0 +1,1 @@
+"""Products with matrices of 8 and 4 bits."""
