@@ -56,14 +56,16 @@ def place(question: Question) -> Placement:
 
 def _must_know(question: Question, found: tuple[Candidate, ...], placed: Placement) -> Undecided | None:
     """What is waited for until the model's shape is known; None if the choice needs no shape. An entry on CPU waits only for a new revision
-    whose model is fetched, and not for ever: the daemon itself refuses what it cannot serve."""
+    whose model is fetched, while no other one runs, which would not be scaled meanwhile, and not for ever: the daemon itself refuses what
+    it cannot serve."""
     unknown, entry = question.model.unknown, placed.entry
     if question.model.shape is not None or unknown is None:
         return None
     if _asks_for_shape(found, placed):
         return unknown._replace(until=None)
     reads = entry is not None and entry.cpu is not None and fetched(question.spec)
-    if not reads or entry is None or (unknown.until is not None and question.now >= unknown.until):
+    runs = any(run.running for run in question.runs)
+    if not reads or entry is None or runs or (unknown.until is not None and question.now >= unknown.until):
         return None
     name = identify(question.name, question.spec, entry, placed.resolved.identity).name
     return None if name in question.made else unknown

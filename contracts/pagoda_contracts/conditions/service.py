@@ -25,8 +25,8 @@ WAITING: Final = Reason(
 INSPECTING_MODEL: Final = Reason(
     "InspectingModel",
     RECONCILING,
-    "A pod reads the model's config.json. It must be known before devices are chosen, and before a replica on CPU fetches it.",
-    "Wait. If the message says that the pod has no node or no image, fix that. On CPU the replicas start without it after 2 min.",
+    "A pod reads the model's config.json. It must be known before devices are chosen, and before the first replica on CPU fetches it.",
+    "Wait. If the message says that the pod has no node or no image, fix that. On CPU replicas start 2 min after the pod was made.",
 )
 WAITING_FOR_CAPACITY: Final = Reason(
     "WaitingForCapacity",

@@ -195,9 +195,8 @@ class Observed:
     starts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     # How long ago the times were that the operator wrote into the status, whatever the clock was set to since (observe.py).
     ages: Mapping[str, float] = field(default_factory=dict)
-    # The cluster's devices and the pods that use them, as the caches show them.
+    # The cluster's devices and the pods that use them, as the caches show them; the sizes of the largest nodes, for services on CPU.
     inventory: Inventory = field(default=Inventory())
-    # The sizes of the largest nodes, for services on CPU.
     sizes: tuple[Size, ...] = ()
     # The accounts that may call replicas.
     callers: Callers | None = None
@@ -216,8 +215,9 @@ class Observed:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     # Since when pods have no node for another reason than a lack of free devices, by uid (observe.py).
     unschedulable: Mapping[str, float] = field(default_factory=dict)
-    # Why the kubelet cannot mount a volume, by the pod's uid (observe.py).
+    # Why the kubelet cannot mount a volume, by the pod's uid (observe.py); whether the API server refused the pod that inspects the model.
     mount_faults: Mapping[str, str] = field(default_factory=dict)
+    uninspected: bool = False
     # What gateways report of it; None if none has since this process began.
     signals: ServiceSignals | None = None
     # For how many seconds no gateway has reported any of its replicas.

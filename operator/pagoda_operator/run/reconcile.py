@@ -26,7 +26,7 @@ from pagoda_operator.api.errors import ClusterError, Conflict, Denied, Refused, 
 from pagoda_operator.api.pods import Answer, starting_of
 from pagoda_operator.api.state import DEPLOYMENTS, PODS, SERVICES, Key, Observed, Resource
 from pagoda_operator.decide.plan import Plan, due_in, owner_of, plan, template_of, wants_devices
-from pagoda_operator.decide.render.writes import Apply, Create, Delete, Write
+from pagoda_operator.decide.render.writes import Create, at_risk
 from pagoda_operator.decide.replicas.drain import answered
 from pagoda_operator.decide.status.status import down, status
 from pagoda_operator.run.apply import Cluster, Repeats, apply, apply_default_profile, apply_status
@@ -62,6 +62,8 @@ class Reconciler:
         self._in_the_way: dict[Key, tuple[int, frozenset[Name]]] = {}
         # How many runs in a row met something that only another object's change cures, and no event tells of that.
         self._looks: dict[Key, int] = {}
+        # The generation for which the API server refused the pod that inspects the model.
+        self._uninspected: dict[Key, int] = {}
         self._down: set[Key] = set()
         # Pods that were seen starting, by uid. A run that fails has not told of those that became Ready: the next one does.
         self._starting: dict[Key, frozenset[str]] = {}
@@ -129,8 +131,7 @@ class Reconciler:
         return replace(seen, children=seen.children + own, strangers=seen.strangers + others)
 
     def _with_parts(self, key: Key, observed: Observed) -> Observed:
-        """With the time, the reports of gateways and daemons, the names that other services own, and the devices. A service on CPU alone
-        need not compare 1,000 nodes."""
+        """With the time, reports, names that others own, and the devices. A service on CPU alone need not compare 1,000 nodes."""
         dependencies, now = self._dependencies, self._clock().timestamp()
         dependencies.signals.note_ready(key, (pod.name for pod in observed.pods if pod.ready))
         if dependencies.replicas is not None:
@@ -150,16 +151,16 @@ class Reconciler:
             sole_adapters=dependencies.adapters.sole(key),
             faults=dependencies.faults(),
             seen_starting=starting,
+            uninspected=self._uninspected.get(key) == observed.meta.generation,
             inventory=dependencies.inventory() if observed.asks_for_devices else Inventory(),
             sizes=dependencies.sizes(),
         )
 
     def _to_verify(self, observed: Observed, draft: Plan) -> bool:
         """Whether a plan makes, removes or adopts an object, or reports a problem for the first time: a profile may be not cached yet."""
-        if observed.raw_status and any(isinstance(write, Create | Delete) or _adopts(write) for write in draft.writes):
-            return True
+        risky = bool(observed.raw_status) and any(map(at_risk, draft.writes))
         wrong = draft.problem is not None or draft.undecided is not None
-        return wrong and self._status(observed, draft) != observed.raw_status
+        return risky or (wrong and self._status(observed, draft) != observed.raw_status)
 
     async def _was_outdated(self, key: Key, seen: Observed) -> bool:
         """Whether quorum reads show something else than what was seen. A watch may be faster than the reads."""
@@ -202,7 +203,7 @@ class Reconciler:
         self._down.discard(key)
         self._dependencies.events.forget(key)
         self._outdated.discard(key)
-        memories: tuple[dict[Key, Any], ...] = (self._answers, self._in_the_way, self._looks, self._starting)
+        memories: tuple[dict[Key, Any], ...] = (self._answers, self._in_the_way, self._looks, self._starting, self._uninspected)
         for memory in memories:
             memory.pop(key, None)
         self._dependencies.triggers.waits(key, waiting=False)
@@ -212,8 +213,7 @@ class Reconciler:
             self._dependencies.replicas.forget(key)
         await self._dependencies.adapters.orphaned(key)
         # A broken watch may miss the last pod's end, and nothing else would requeue this key.
-        charged = await self._dependencies.quota.gone(key)
-        return Outcome(again=_LEFT) if charged else Outcome(gone=True)
+        return Outcome(again=_LEFT) if await self._dependencies.quota.gone(key) else Outcome(gone=True)
 
     async def _carry_out(self, key: Key, observed: Observed, draft: Plan) -> Outcome:
         log, now = structlog.get_logger().bind(namespace=key.namespace, name=key.name), self._clock()
@@ -221,14 +221,8 @@ class Reconciler:
             await self._have_keys(observed, draft)
             await apply(self._cluster, draft.writes)
             self._dependencies.events.record_writes(observed, self._repeats.counted(key, draft.writes, now.timestamp()), now)
-        except Refused as error:
-            log.warning("child_refused", error=str(error))
-            await self._write_status(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
-            # A refused trial ends at its deadline.
-            return Outcome(again=self._look_again(key, draft.rollout.again if draft.rollout is not None else None))
-        except Denied as error:
-            await self._write_status(observed, replace(draft, denied=str(error)))
-            raise
+        except (Refused, Denied) as error:
+            return await self._not_written(key, observed, draft, error)
         except Unavailable:
             self._dependencies.quota.unanswered(key)
             raise
@@ -247,21 +241,33 @@ class Reconciler:
         self._looks.pop(key, None)
         return Outcome(again=again)
 
+    async def _not_written(self, key: Key, observed: Observed, draft: Plan, error: Refused | Denied) -> Outcome:
+        """Reports what the API server does not accept. Without the pod that would inspect the model, the next run is planned anew."""
+        if draft.undecided is not None and not observed.uninspected:
+            self._uninspected[key] = observed.meta.generation
+            await self._write_status(observed, replace(draft, denied=str(error)))
+            return Outcome(again=_AT_ONCE)
+        if isinstance(error, Denied):
+            await self._write_status(observed, replace(draft, denied=str(error)))
+            raise error
+        structlog.get_logger().warning("child_refused", namespace=key.namespace, name=key.name, error=str(error))
+        await self._write_status(observed, replace(draft, problem=SpecProblem(INVALID_SPEC, str(error))))
+        at_deadline = draft.rollout.again if draft.rollout is not None else None  # of a refused trial
+        return Outcome(again=self._look_again(key, at_deadline))
+
     def _look_again(self, key: Key, again: float | None) -> float:
         """In how many seconds to look whether another object was changed or removed: sooner at first."""
         looks = self._looks[key] = min(self._looks.get(key, 0) + 1, len(_LOOKS))
         return min(_LOOKS[looks - 1], again if again is not None else math.inf)
 
     async def _released(self, key: Key, draft: Plan) -> Plan:
-        """If an answer that just came allows a replica to be removed, it is marked in this run. A separate run with its own status was half
-        of the time that a scale-down took."""
+        """Marks a replica that an answer which just came allows to remove. A run of its own for that was half of a scale-down's time."""
         marks = answered(draft.drains, self._answers[key])
         await apply(self._cluster, marks)
         return replace(draft, writes=marks)
 
     async def _have_keys(self, observed: Observed, draft: Plan) -> None:
-        """Makes the token keys before a replica that mounts them, since kubelet retries a missing volume only after minutes. Without them
-        running replicas are still scaled."""
+        """Makes the token keys before a replica mounts them: kubelet retries only after minutes. Without them, running ones are scaled."""
         if observed.callers is None or not observed.callers.tokens:
             return
         try:
@@ -292,9 +298,3 @@ class Reconciler:
 
     def _status(self, observed: Observed, draft: Plan) -> dict[str, Any]:
         return status(observed, draft, self._settings.url, stamp(self._clock().timestamp()))
-
-
-def _adopts(write: Write) -> bool:
-    """Whether it restores a child's owner reference. The garbage collector removes these if a service is deleted without its children, and
-    the deletion may not be cached yet. A child that had its owner back would be deleted with it."""
-    return isinstance(write, Apply) and write.adopts

@@ -79,7 +79,8 @@ def _unknown(observed: Observed, spec: InferenceServiceSpec) -> Inspection:
     failed = f"; the last attempt failed and will be repeated: {why}" if ended.get("exitCode") else ""
     said = f"a pod reads the model's config.json{failed or _obstacle(observed, pod)}"
     since = parse_pod(pod.body).created if pod else 0.0
-    return Inspection(unknown=Undecided(INSPECTING_MODEL, said, since=since, until=since + _PATIENCE_S if pod else None))
+    until = since + _PATIENCE_S if pod else 0.0 if observed.uninspected else None
+    return Inspection(unknown=Undecided(INSPECTING_MODEL, said, since=since, until=until))
 
 
 def _obstacle(observed: Observed, live: Child | None) -> str:

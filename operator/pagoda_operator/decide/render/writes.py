@@ -92,3 +92,9 @@ class Annotate(_OfLive):
 
 
 Write = Create | Apply | Delete | Annotate
+
+
+def at_risk(write: Write) -> bool:
+    """Whether it makes, removes or adopts an object. The garbage collector removes owner references if a service is deleted without its
+    children, and the deletion may not be cached yet. A child that had its owner back would be deleted with it."""
+    return isinstance(write, Create | Delete) or (isinstance(write, Apply) and write.adopts)

@@ -55,7 +55,8 @@ def _verdict(observed: Observed, plan: Plan) -> Verdict:
     if (awaited := plan.undecided) is not None:
         then = f"at {stamp(awaited.until)} the replicas start without it" if awaited.until is not None else NO_DEADLINE
         message = clean(awaited.message) + _field_of(observed.spec, awaited.message) + waiting(awaited.since, then)
-        reason, said = (reasons.FORBIDDEN, plan.denied) if plan.denied else (awaited.reason, message)
+        alone = f"the model is not inspected, and only an entry on CPU starts without that: {clean(plan.denied)}"
+        reason, said = (reasons.FORBIDDEN, alone) if plan.denied else (awaited.reason, message)
         return Verdict("reconciling", reason, said + _serving(observed, plan))
     if (found := _rollout(observed, plan)) is not None:
         return found

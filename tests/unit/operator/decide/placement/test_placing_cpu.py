@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from pagoda_contracts.names import COMPONENT_INSPECT, EXIT_PERMANENT, LABEL_COMPONENT
 from pagoda_contracts.resources.placement import CpuAccelerator
-from pagoda_operator.api.errors import Denied
-from pagoda_operator.api.state import DEPLOYMENTS, NODES, PODS, PROFILES
+from pagoda_operator.api.errors import Denied, Refused
+from pagoda_operator.api.state import DEPLOYMENTS, EVENTS, NODES, PODS, PROFILES
 from pagoda_operator.watch.caches import Caches, InventoryView
 from pagoda_placement.fit import largest, too_small
 from pagoda_placement.nodes import parse_node
@@ -373,12 +373,33 @@ def test_a_refused_inspection_leaves_the_word_on_cpu_to_the_sidecar(code, words)
     assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
 
 
-def test_a_denied_inspection_is_said():
+@pytest.mark.parametrize("refusal", [Denied("403: pods is forbidden: exceeded quota"), Refused("422: exceeded quota")])
+def test_an_inspection_that_the_api_server_refuses_keeps_no_service_on_cpu_from_its_start(refusal):
     made = harness(CPU, model=UNHEARD_OF)
-    made.api.refuse["Pod"] = Denied("pods is forbidden: exceeded quota")
-    with pytest.raises(Denied):
-        made.settle()
-    assert (made.reason(), "exceeded quota" in message(made)) == ("Forbidden", True)
+    made.api.refuse["Pod"] = refusal
+    made.settle()
+    assert (inspections(made), placement(made)["chosen"], made.reason()) == ([], "cpu[0]", "Scheduling")
+    (said,) = [event["note"] for event in made.api.of(EVENTS) if event["reason"] == "Forbidden"]
+    assert "the model is not inspected, and only an entry on CPU starts without that: 4" in said
+    assert "exceeded quota" in said
+    del made.api.refuse["Pod"]
+    made.api.journal.clear()
+    made.restart()
+    made.settle()
+    assert made.api.journal == []
+
+
+def test_a_refused_inspection_is_tried_again_for_devices_and_after_an_edit():
+    made = harness(gpu("H100"), model=UNHEARD_OF, there=EMPTY)
+    made.api.refuse["Pod"] = Denied("403: exceeded quota")
+    for _ in range(2):
+        with pytest.raises(Denied):
+            made.settle()
+        assert (made.reason(), made.names(DEPLOYMENTS), "exceeded quota" in message(made)) == ("Forbidden", [], True)
+    del made.api.refuse["Pod"]
+    made.edit(accelerators=[CPU])
+    made.settle()
+    assert (made.reason(), len(inspections(made))) == ("InspectingModel", 1)
 
 
 def test_what_an_operator_before_placed_on_cpu_waits_for_no_inspection(monkeypatch):
@@ -399,14 +420,16 @@ def test_what_an_operator_before_placed_on_cpu_waits_for_no_inspection(monkeypat
         assert (inspections(made), made.names(DEPLOYMENTS)) == ([], [name])
 
 
-def test_another_model_on_cpu_is_inspected_while_the_old_one_serves():
+def test_another_model_on_cpu_is_not_waited_for_while_the_old_one_serves():
     made = unheard_of()
     report(made, message=json.dumps({"config": LLAMA_CONFIG}))
     bind(made)
     before = made.names(DEPLOYMENTS)
     made.edit(model={"uri": "hf://nobody/has-heard-of-this"})
     made.settle()
-    assert (made.reason(), made.names(DEPLOYMENTS)) == ("InspectingModel", before)
+    made.edit(replicas=3)
+    made.settle()
+    assert (inspections(made), len(made.names(DEPLOYMENTS)), set(before) < set(made.names(DEPLOYMENTS))) == ([], 2, True)
     assert "continues to serve" in message(made)
 
 
