@@ -256,7 +256,8 @@ def _of_class(class_name: str, device: SliceDevice) -> bool:
 
 
 def _class_of(device: SliceDevice) -> DeviceClass:
-    product, profile = device.text("productName"), parse_profile(device.text("profile"))
+    # NVIDIA's DRA driver publishes NVML's name, whose words have spaces between them. Labels of nodes have dashes.
+    product, profile = device.text("productName").replace(" ", "-"), parse_profile(device.text("profile"))
     return DeviceClass("", product, "", profile, device.memory or known_memory(product, profile), driver=device.id.driver)
 
 

@@ -27,6 +27,8 @@ from pagoda_sizing.published import published
 _HUB: Final = "hf://"
 _WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
 _KV: Final[Mapping[str, str]] = {"float8": "fp8", "int8": "int8"}
+FUSED_HEADS: Final = (16, 32, 64, 128, 256)
+"""Widths of heads that the daemon's kernels for GPUs know. Numbers of 8 or 4 bits are computed by these alone."""
 # The arithmetic has no 4-byte floats: weights that are not quantised, and the cache, are twice those of bfloat16.
 _WIDE: Final = "float32"
 
@@ -88,8 +90,8 @@ def on_device(required: Requirement, memory: int) -> Judged:
     """The verdict on a device with so much memory."""
     share, launch = required.engine.kv_cache.memory_fraction, required.launch(cuda=True)
     memory = memory if share is None else int(memory * share)
-    if required.model.experts is not None and required.engine.quantization != "none":
-        return Judged(f"quantization {required.engine.quantization} is not built for experts")
+    if why := _not_computed(required):
+        return Judged(why)
     size = launch.item_bytes, launch.cache_bytes, launch.tokens
     demand = Demand(
         required.context, required.demanded, launch.quantisation, _KV.get(required.engine.kv_cache.dtype, "bf16"), launch.concurrency, *size
@@ -108,6 +110,18 @@ def on_device(required: Requirement, memory: int) -> Judged:
     if found.needed_bytes <= memory:
         return Judged(f"kvCache.size {required.engine.kv_cache.size} holds {found.max_concurrency} of {_requests(required)}")
     return Judged(f"needs {gib(found.needed_bytes)} for weights + {_cache(required)}, has {gib(memory)}")
+
+
+def _not_computed(required: Requirement) -> str:
+    """Why no daemon computes a model with numbers of few bits on a device; empty if one does, or if all have 16."""
+    engine, heads = required.engine, required.model.attention.query_dim
+    if required.model.experts is not None and engine.quantization != "none":
+        return f"quantization {engine.quantization} is not built for experts"
+    if heads in FUSED_HEADS:
+        return ""
+    if engine.quantization != "none":
+        return f"quantization {engine.quantization} is not built for heads of {heads}"
+    return f"kvCache.dtype {engine.kv_cache.dtype} is not built for heads of {heads}" if engine.kv_cache.dtype in ("float8", "int8") else ""
 
 
 def on_cpu(required: Requirement, memory: int) -> Judged:

@@ -57,6 +57,8 @@ def not_built(engine: EngineSpec, entry: Accelerator) -> Note | None:
         return Note((kind, "count"), why)
     if why := _not_kept(engine, entry):
         return Note((), f"engine.kvCache.dtype {engine.kv_cache.dtype} is not built {why}")
+    if entry.cpu is None and engine.quantization != "none" and (why := _not_fused(engine)):
+        return Note((), f"engine.quantization {engine.quantization} is not built on devices {why}")
     known = _ON_DEVICES if entry.cpu is None else _ON_CPU
     if engine.quantization == "none" or engine.quantization in known:
         return None
@@ -69,10 +71,13 @@ def _not_kept(engine: EngineSpec, entry: Accelerator) -> str:
     dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
     if engine.kv_cache.dtype in ("auto", dtype):
         return ""
-    if entry.cpu is not None:
-        return "on CPU; use auto"
-    if dtype != "bfloat16":
-        return f"with engine.dtype {dtype}"
+    return "on CPU; use auto" if entry.cpu is not None else _not_fused(engine)
+
+
+def _not_fused(engine: EngineSpec) -> str:
+    """Why our kernels, which alone read numbers of few bits, do not compute on a device; empty if they do."""
+    if engine.dtype not in ("auto", "bfloat16"):
+        return f"with engine.dtype {engine.dtype}"
     return "with engine.deterministic" if engine.deterministic else ""
 
 

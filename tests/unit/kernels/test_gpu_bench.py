@@ -331,7 +331,7 @@ def test_rope_without_the_write_is_wrong(writes, failed):
     op = SimpleNamespace(
         rope_kv_write=partial(rope, writes=writes),
         Turn=lambda cos, sin, positions: SimpleNamespace(cos=cos, sin=sin, positions=positions),
-        KvPlace=lambda kv, slots, scales=None: SimpleNamespace(kv=kv, slots=slots),
+        KvPlace=lambda kv, slots, scales=None: SimpleNamespace(kv=kv, slots=slots, scales=scales),
     )
     sides = measure(rope_kv_write(op, Rows(5, 64), dry(), 4e-3), dry(), CEILINGS)["sides"]
     assert (sides[OURS].get("failed"), sides["torch"].get("failed")) == (failed, None)

@@ -1,5 +1,6 @@
 """A service on devices, from its object to its pods: what is asked for, what is pinned, what is waited for, and that nothing flaps."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -7,11 +8,30 @@ from pagoda_contracts.names import ANNOTATION_PLACEMENT, ANNOTATION_REJECTED, LA
 from pagoda_contracts.resources.effect import not_built
 from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_contracts.resources.placement import Accelerator
+from pagoda_kernels.gpu.prefill_config import HEAD_DIMS
 from pagoda_operator.api.state import CONFIG_MAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, PROFILES, RESOURCE_CLAIM_TEMPLATES
 from pagoda_operator.decide.placement import ask
 from pagoda_placement.place import spare
+from pagoda_sizing.families import parse_model
+from pagoda_sizing.replica import FUSED_HEADS, Requirement, config_of, on_device
 from support.harness.harness import Harness
-from support.harness.inventories import A100_80, CPU, H100, LLAMA8, TINY, cut, dra_of, gpu, inventory, mig, node, pod, resource_slice, whole
+from support.harness.inventories import (
+    A100_80,
+    CPU,
+    H100,
+    LLAMA8,
+    TINY,
+    cut,
+    dra_of,
+    gpu,
+    inventory,
+    mig,
+    node,
+    plain_node,
+    pod,
+    resource_slice,
+    whole,
+)
 from support.harness.placing import ENGINE, MIXED, bind, config, harness, placement, template
 from support.kube.fake_api import crashed, running
 
@@ -52,6 +72,16 @@ def test_fp8_weights_go_to_a_device_that_has_fp8(quantization, chosen):
         assert "fp8 weights need compute capability 8.9, this device has 8.0" in placement(made)["rejected"][0]["why"]
 
 
+def test_a_product_that_a_dra_driver_names_with_spaces_is_the_labels_product():
+    piece = resource_slice("a", A100_80, whole(1))
+    for device in piece["spec"]["devices"]:
+        device["attributes"]["productName"] = {"string": "NVIDIA A100-SXM4-80GB"}
+    made = harness(dra_of("gpu.nvidia.com"), model=LLAMA8, there=inventory(plain_node("a"), slices=(piece,)))
+    made.edit(engine=ENGINE | {"quantization": "fp8"})
+    made.settle()
+    assert "fp8 weights need compute capability 8.9, this device has 8.0" in made.conditions()["Stalled"]["message"]
+
+
 LONG = {"maxModelLen": 131072, "maxConcurrency": 64}
 
 
@@ -69,6 +99,32 @@ def test_where_keys_and_values_of_8_bits_are_not_built(kept, engine, entry, why)
     asked = EngineSpec.model_validate(engine | {"kvCache": {"dtype": kept}})
     found = not_built(asked, Accelerator.model_validate(entry))
     assert (found and found.message) == (why and f"engine.kvCache.dtype {why}")
+
+
+@pytest.mark.parametrize(
+    ("engine", "entry", "why"),
+    [
+        ({"deterministic": True}, gpu("H100"), "int8 is not built on devices with engine.deterministic"),
+        ({"dtype": "float32"}, gpu("H100"), "int8 is not built on devices with engine.dtype float32"),
+        ({"dtype": "float32"}, CPU, None),
+        ({}, gpu("H100"), None),
+    ],
+)
+def test_where_weights_of_8_bits_are_not_built(engine, entry, why):
+    found = not_built(EngineSpec.model_validate(engine | {"quantization": "int8"}), Accelerator.model_validate(entry))
+    assert (found and found.message) == (why and f"engine.quantization {why}")
+
+
+def test_heads_that_no_kernel_knows_are_computed_with_16_bits_only():
+    known = parse_model(config_of(LLAMA8))
+    odd = replace(known, attention=replace(known.attention, query_dim=80))
+    for engine, words in (
+        ({}, ""),
+        ({"quantization": "int8"}, "quantization int8 is not built for heads of 80"),
+        ({"kvCache": {"dtype": "float8"}}, "kvCache.dtype float8 is not built for heads of 80"),
+    ):
+        assert on_device(Requirement(odd, EngineSpec.model_validate(engine)), 80 << 30).why == words
+    assert FUSED_HEADS == HEAD_DIMS
 
 
 def test_a_device_without_float8_is_refused_for_it_and_one_with_it_holds_more_requests():
