@@ -211,7 +211,12 @@ async def test_content_that_two_names_load_is_put_there_by_the_second_where_the_
     assert [(answer.call, answer.fault) for answer in world.loads.hear(state)] == [(1, True), (2, False)]
     assert state.adapters.slot_of("v1") in store.held
     world.loads.take(state, ReleaseAdapter("v1"))
-    assert len(state.adapters) == 0
+    world.loads._tell(_Read(LoadAdapter(3, "v2", ""), Digest("v2")))
+    world.loads.hear(state)
+    for job in jobs:
+        job()
+    (answer,) = world.loads.hear(state)
+    assert not answer.fault, "the place that one leaves is free for the next"
 
 
 def test_what_the_configuration_names_is_in_the_slots_that_the_engine_gives() -> None:
