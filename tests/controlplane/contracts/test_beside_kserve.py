@@ -61,10 +61,10 @@ def pagoda(cluster, monkeypatch, capsys):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     monkeypatch.setenv("KUBECACHEDIR", str(cluster.kubeconfig.parent / "kubectl"))
 
-    def call(*words):
-        code = run([*words, "-n", NAMESPACE])
+    def call(*words, inside=("-n", NAMESPACE), expected=0):
+        code = run([*words, *inside])
         out, err = capsys.readouterr()
-        assert code == 0, (words, out, err)
+        assert code == expected, (words, out, err)
         return out
 
     return call
@@ -96,6 +96,10 @@ def test_every_command_of_ours_that_asks_a_cluster_reaches_our_kinds(cluster, ob
     (first,) = json.loads(call("key", "list", "-o", "json", command=2))
     call("key", "rotate", first["id"], command=2)
     call("key", "revoke", first["id"], command=2)
+    # No operator runs here, which is wrong.
+    done.add(("doctor",))
+    found = {one["subject"]: one["verdict"] for one in json.loads(pagoda("doctor", "--json", inside=(), expected=1))}
+    assert (found["kinds"], found["operator"]) == ("ok", "wrong")
     assert done == asking()
     asked = [event["objectRef"] for event in cluster.audit(user="kubernetes-admin", since=since, verbs="all") if "objectRef" in event]
     of_groups = {ref["resource"] for ref in asked if ref.get("apiGroup") in (GROUP, kserve.GROUP)}
