@@ -100,7 +100,9 @@ def worker_of(model: Model, variant: str, engine: EngineConfig, limits: WorkerLi
     worker = warm_worker(model.spec, model.weights, engine, limits, lambda _share: None, graphs=variant not in ("fused", "adapters"))
     if variant == "adapters":
         store = take_adapters(worker, _ADAPTERS, lambda _share: None)
-        worker.adapters = replace(store, first=random_adapters(model, _ADAPTERS.max_loaded, _ADAPTERS.max_rank))
+        adapters = random_adapters(model, _ADAPTERS.max_loaded, _ADAPTERS.max_rank)
+        store.held.update(enumerate(adapters, 1))
+        worker.adapters = replace(store, first=tuple(adapter.digest for adapter in adapters))
         return worker
     return worker if variant == "overlap" else Sync(worker)
 

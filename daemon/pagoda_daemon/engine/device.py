@@ -80,6 +80,7 @@ class Device:
                 self._report(_attempt(worker, job))
             else:
                 job()
+            del job  # else an idle device keeps what it was given
 
     def _overlap(self, worker: AsyncWorker) -> None:
         steps = Overlap(worker, self._report, self.between_steps)
@@ -89,6 +90,7 @@ class Device:
             else:
                 steps.settle()
                 job()
+            del job
         steps.stop()
 
     def _report(self, outcome: Outcome) -> None:

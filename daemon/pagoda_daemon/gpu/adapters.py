@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from pagoda_kernels.gpu.lora import lora_add
+from pagoda_kernels.gpu.lora import lora_add, lora_config
 from pagoda_kernels.gpu.lora_pool import FIELDS, MODULES, NARROW, PARTS, WIDE, LoraPlace, LoraPool, LoraRows, padded
 from torch import Tensor
 
@@ -18,44 +18,52 @@ from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.lowrank import Part
 from pagoda_daemon.model.packed_lowrank import PooledAdapter
 
-_VERSIONS: Final = 1024
-"""Old versions of adapters that requests may still have, beside those that fill all places: 7 MB of a table at 32 layers."""
+SPARE: Final = 2
+"""Places beside those of names, for old versions of adapters that requests still have."""
+
+_REFUSED: Final = 64
+"""Slots beside those that have a place, of loads that wait to be refused: 0.5 MB of a table at 32 layers."""
 
 Parts = dict[Part, tuple[int, tuple[int, ...]]]
 """Inputs of each fused matrix, and the outputs of each of its modules."""
 
 
 def pool_bytes(spec: ModelSpec, places: int, rank: int, tokens: int, item: int) -> int:
-    """Of a pool of `places` for adapters of `rank`, its table, and what steps of `tokens` leave between the two products."""
-    table = (1 + places + _VERSIONS) * spec.layers * MODULES * FIELDS * torch.int64.itemsize
-    between = 4 * tokens * 3 * padded(rank) * torch.float32.itemsize
+    """Of a pool of `places` and SPARE for adapters of `rank`, its table, and what steps of `tokens` leave between the two products."""
+    places += SPARE
+    table = (1 + places + _REFUSED) * spec.layers * MODULES * FIELDS * torch.int64.itemsize
+    narrow = min(tokens, NARROW * places)  # beyond it, tiles are wide
+    rows = max(lora_config(WIDE, item).splits * tokens, lora_config(NARROW, item).splits * narrow)
+    between = rows * 3 * padded(rank) * torch.float32.itemsize
     return places * pooled_adapter_elements(spec, rank) * item + table + between
 
 
-class AdapterPool(UserDict[int, Tensor | None]):
-    """By slot, from 1. An adapter beyond the first `places` (an old version, whose requests are still running) has memory of its own."""
+class AdapterPool(UserDict[int, int]):
+    """The place of each slot, from 0; slots count from 1. No memory is taken after it is made."""
 
     def __init__(self, spec: ModelSpec, places: int, rank: int, like: Tensor) -> None:
         super().__init__()
         self._each = pooled_adapter_elements(spec, rank)
-        self._places = places
-        table = torch.zeros(1 + places + _VERSIONS, spec.layers, MODULES, FIELDS, dtype=torch.int64, device=like.device)
-        self.pool = LoraPool(like.new_empty(places * self._each), table, padded(rank))
+        self._places = range(places + SPARE)
+        slots = 1 + len(self._places) + _REFUSED
+        table = torch.zeros(slots, spec.layers, MODULES, FIELDS, dtype=torch.int64, device=like.device)
+        self.pool = LoraPool(like.new_empty(len(self._places) * self._each), table, padded(rank))
         self._parts: Parts = {part: (of[0].inputs, tuple(one.outputs for one in of)) for (_, part), of in _fused(spec).items()}
 
     @torch.inference_mode()
     def __setitem__(self, slot: int, adapter: PooledAdapter) -> None:  # type: ignore[override]
-        """Behind the steps launched so far, without waiting for them."""
+        """Copies it; the host's may be dropped then. MemoryError where no place is free: what is held stays as it is."""
         packed, pool = adapter.packed, self.pool
-        own = None if slot <= self._places else pool.weights.new_empty(packed.weights.numel())
-        begin = (slot - 1) * self._each
-        if own is not None:
-            begin = (own.data_ptr() - pool.weights.data_ptr()) // own.element_size()
-        (pool.weights[begin:] if own is None else own)[: packed.weights.numel()].copy_(packed.weights, non_blocking=True)
-        row = torch.empty(packed.places.shape, dtype=torch.int64, pin_memory=pool.places.device.type == "cuda").copy_(packed.places)
+        self.pop(slot, None)
+        place = min(set(self._places) - set(self.values()), default=None)
+        if place is None:
+            raise MemoryError(f"all {len(self._places)} places for adapters are taken, by names and by old versions whose requests run")
+        begin = place * self._each
+        row = packed.places.clone()
         row[..., :2] += begin
-        pool.places[slot].copy_(row, non_blocking=True)
-        super().__setitem__(slot, own)
+        pool.places[slot].copy_(row)
+        pool.weights[begin:][: packed.weights.numel()].copy_(packed.weights)
+        super().__setitem__(slot, place)
 
     def changes(self, tokens: Tensor, tiles: Tensor, tile: int) -> StepChanges:
         """Of the tokens of a step that have an adapter."""

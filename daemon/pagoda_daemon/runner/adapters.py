@@ -28,21 +28,25 @@ class Readable(Protocol):
 @dataclass(frozen=True, eq=False)
 class AdapterStore:
     """`read` may be called on any thread, with a directory and the one below which its files must lie (None: anywhere). `held` is changed
-    between two steps only, on the device's thread. `first` are those that the configuration names."""
+    between two steps only, on the device's thread. `first`: the digests of those that the configuration names, in slots from 1 on."""
 
     read: Callable[[Path, Path | None], Readable]
-    first: tuple[Readable, ...] = ()
+    first: tuple[str, ...] = ()
     held: MutableMapping[int, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, config: AdaptersConfig, read: Callable[[Path, Path | None], Readable], held: MutableMapping[int, Any] | None = None
     ) -> AdapterStore:
-        """With the adapters that `config` names; ConfigRejected where one cannot be served."""
-        first = []
+        """With the adapters that `config` names held, each as soon as it is read; ConfigRejected where one cannot be served."""
+        held = {} if held is None else held
+        first: list[str] = []
         for module in config.modules:
             try:
-                first.append(read(Path(module.path), None))
+                adapter = read(Path(module.path), None)
             except AdapterRejected as error:
                 raise ConfigRejected(f"adapters.modules: {module.name}: {error}") from error
-        return cls(read, tuple(first), {} if held is None else held)
+            if adapter.digest not in first:
+                held[1 + len(set(first))] = adapter
+            first.append(adapter.digest)
+        return cls(read, tuple(first), held)

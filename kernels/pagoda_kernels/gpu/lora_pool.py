@@ -78,10 +78,10 @@ def lora_elements(rank: int, inputs: int, outputs: int) -> int:
 
 
 def pack_lora(layers: Sequence[Sequence[Pair | None]], like: Tensor) -> PackedLora:
-    """`layers[i]`: of each module, None where it is not changed. In the type of `like`; pinned where that is on a GPU."""
+    """`layers[i]`: of each module, None where it is not changed. In the type of `like`."""
     pairs = [pair for modules in layers for pair in modules if pair is not None]
     size = sum(lora_elements(len(shrink), shrink.shape[1], len(expand)) for shrink, expand in pairs)
-    weights = torch.zeros(size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+    weights = torch.zeros(size, dtype=like.dtype)
     places = torch.zeros(len(layers), MODULES, FIELDS, dtype=torch.int64)
     at = 0
     for layer, modules in enumerate(layers):

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pagoda_contracts.launch import AdaptersConfig
+from pagoda_contracts.launch import AdapterModule, AdaptersConfig
 from pagoda_daemon.api.access.catalogue import Catalogue
 from pagoda_daemon.api.access.versions import Version
 from pagoda_daemon.core.batch import WorkerLimits
 from pagoda_daemon.core.errors import AdapterRejected, RequestFailed
 from pagoda_daemon.core.messages import AdapterLoaded, LoadAdapter, ReleaseAdapter
-from pagoda_daemon.engine.adapters import AdapterLoads, _attempt
+from pagoda_daemon.engine.adapters import AdapterLoads, _attempt, _Read
 from pagoda_daemon.health.replica import Replica
 from pagoda_daemon.kv.adapters import AdapterTable
 from pagoda_daemon.runner.adapters import AdapterStore
@@ -37,7 +37,18 @@ class Loads(AdapterLoads):
     """Reads when it is told to."""
 
     def read_now(self, state: Any, message: LoadAdapter, store: AdapterStore) -> AdapterLoaded:
-        return self._answer(state, message, _attempt(store, message))
+        self._tell(_Read(message, _attempt(store, message)))
+        (answer,) = self.hear(state)
+        return answer
+
+
+class Places(dict[int, Any]):
+    """As a device's: there are three, whatever the slots are."""
+
+    def __setitem__(self, slot: int, adapter: Any) -> None:
+        if len(self) == 3:
+            raise MemoryError
+        super().__setitem__(slot, adapter)
 
 
 @dataclass
@@ -52,7 +63,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.store = AdapterStore(self.read)
+        self.store = AdapterStore(self.read, held=Places())
         worker = SimulatedWorker(WorkerLimits(24, 4, VOCAB, 64), adapters=self.store)
         self.drive = Drive(worker, max_concurrency=5, token_budget=16, depth=2, keep_plans=False)
         self.loads = Loads(lambda _fileno: None, lambda change: change())
@@ -92,6 +103,8 @@ class World:
             await self.catalogue.load(self.draw.choice(NAMES), f"v{self.draw.randint(max(0, self.made - 2), self.made)}", in_place=True)
         except AdapterRejected:
             self.happened["full"] += 1
+        except RequestFailed:
+            self.happened["no place"] += 1
 
     def _request(self) -> None:
         name, prompt = self.draw.choice((*NAMES, "base")), self.draw.choice(PROMPTS)
@@ -146,8 +159,8 @@ async def played(seed: int, acts: int) -> Counter[str]:
 
 
 async def test_each_answer_is_that_of_the_version_it_began_with() -> None:
-    happened = await played(1, 400)
-    assert min(happened[what] for what in ("old version", "released", "begun", "abort", "full")) > 2
+    happened = await played(4, 400)
+    assert min(happened[what] for what in ("old version", "released", "begun", "abort", "full", "no place")) > 2
 
 
 @pytest.mark.deep
@@ -173,11 +186,45 @@ def test_a_slot_is_free_when_neither_a_name_nor_a_request_has_it() -> None:
 
 
 async def test_a_fault_of_ours_is_not_the_clients_mistake() -> None:
-    """Memory may run out while an adapter is read."""
-    world = World(1, out_of_memory)
-    with pytest.raises(RequestFailed, match="an internal error"):
-        await world.catalogue.load("a", "v1", in_place=False)
-    assert world.catalogue.versions() == {}
+    """Memory may run out while an adapter is read, or put into the device's."""
+    for world in (World(1, out_of_memory), World(1)):
+        if world.read is not out_of_memory:
+            world.store.held.update({9: None, 10: None, 11: None})
+        with pytest.raises(RequestFailed, match="an internal error"):
+            await world.catalogue.load("a", "v1", in_place=False)
+        assert world.catalogue.versions() == {}
+        assert len(world.drive.state.adapters) == 0
+
+
+async def test_content_that_two_names_load_is_put_there_by_the_second_where_the_first_failed() -> None:
+    world, jobs = World(1), list[Callable[[], object]]()
+    world.loads = Loads(lambda _fileno: None, jobs.append)
+    state, store = world.drive.state, world.store
+    world.loads.open(state, store)
+    store.held.update({9: None, 10: None, 11: None})
+    for call in (1, 2):
+        world.loads._tell(_Read(LoadAdapter(call, "v1", ""), Digest("v1")))
+    assert world.loads.hear(state) == []
+    jobs.pop(0)()
+    del store.held[9]
+    jobs.pop(0)()
+    assert [(answer.call, answer.fault) for answer in world.loads.hear(state)] == [(1, True), (2, False)]
+    assert state.adapters.slot_of("v1") in store.held
+    world.loads.take(state, ReleaseAdapter("v1"))
+    world.loads._tell(_Read(LoadAdapter(3, "v2", ""), Digest("v2")))
+    world.loads.hear(state)
+    for job in jobs:
+        job()
+    (answer,) = world.loads.hear(state)
+    assert not answer.fault, "the place that one leaves is free for the next"
+
+
+def test_what_the_configuration_names_is_in_the_slots_that_the_engine_gives() -> None:
+    modules = tuple(AdapterModule(name=name, path=path) for name, path in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "z")))
+    store, world = AdapterStore.of(AdaptersConfig(modules=modules), lambda path, _root: Digest(str(path))), World(1)
+    assert world.loads.open(world.drive.state, store) == store.first == ("x", "y", "x", "z")
+    assert {slot: one.digest for slot, one in store.held.items()} == {1: "x", 2: "y", 3: "z"}
+    assert [world.drive.state.adapters.slot_of(digest) for digest in "xyz"] == [1, 2, 3]
 
 
 def out_of_memory(_path: Any, _root: Any) -> Digest:

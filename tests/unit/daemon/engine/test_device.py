@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -110,6 +112,17 @@ def test_steps_are_launched_and_probed_on_the_thread_that_loaded_and_end_on_anot
     assert worker.threads["launch"] == worker.threads["probe"] == worker.threads["change"] == loaded_on
     (collects,) = worker.threads["end"]
     assert collects not in loaded_on
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_a_change_had_is_given_up_when_it_is_done(at_once: bool) -> None:
+    """Else an idle device would keep the last adapter on the host."""
+    with bench(AtOnce() if at_once else AsyncDevice(LIMITS)) as made:
+        had, given_up = step(0), threading.Event()
+        weakref.finalize(had.starts, given_up.set)
+        made.device.between_steps(partial(len, had.starts))
+        del had
+        assert given_up.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("where", ["bad_launches", "bad_ends"])

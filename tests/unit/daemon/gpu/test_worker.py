@@ -1,6 +1,5 @@
 """The GPU's worker, its kernels interpreted, against the torch one: the same plans, the same tokens, whatever is mixed in a step."""
 
-import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from pagoda_daemon.core.batch import LAST_SAMPLED, SamplingRows, StepPlan, Worke
 from pagoda_daemon.core.messages import DeepCheckPrompt
 from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.gpu import attending, load, staging
-from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
 from pagoda_daemon.gpu.graphs import DecodeGraphs
 from pagoda_daemon.gpu.inputs import (
     ADAPTED,
@@ -257,20 +255,6 @@ def test_graphs_are_captured_with_adapters_and_without_and_each_step_replays_its
     for adapters in (None, np.array([0, 1], np.int32)):
         assert graphs.replay(replace(plan, adapters=adapters), 2, staging).shape == (2, 9)
     assert replayed == [(2, False), (2, True)]
-
-
-def test_an_adapter_for_which_there_is_no_place_left_has_memory_of_its_own():
-    spec, like = shape(), torch.zeros(1)
-    pool, found = AdapterPool(spec, 2, 20, like), [matrices(spec, seed, lambda _: 20) for seed in (1, 2, 3)]
-    assert pool.pool.weights.nbytes + pool.pool.places.nbytes < pool_bytes(spec, 2, 20, 8, like.itemsize)
-    for slot, one in enumerate(found, 1):
-        pool[slot] = packed = pooled_adapter(wide(one), spec, like)
-        size, begin = packed.packed.weights.nbytes, int(pool.pool.places[slot, 0, 0, 0]) * like.itemsize
-        there = (ctypes.c_char * size).from_address(pool.pool.weights.data_ptr() + begin)
-        assert bytes(there) == packed.packed.weights.numpy().tobytes()
-        assert 0 <= begin <= pool.pool.weights.nbytes - size or slot == 3
-    del pool[3]
-    assert sorted(pool) == [1, 2]
 
 
 def test_warming_leaves_all_blocks_but_the_spare_one_alone():

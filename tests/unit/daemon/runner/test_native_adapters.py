@@ -47,9 +47,6 @@ def load(model: Path, **engine: Any) -> Loaded:
 
 def last_logits(loaded: Loaded, slots: list[int]) -> torch.Tensor:
     """Of a prompt of 30 tokens for each slot, in one step."""
-    assert loaded.adapters is not None
-    for slot, adapter in enumerate(loaded.adapters.first, 1):
-        loaded.adapters.held[slot] = adapter
     rows = len(slots)
     plan = StepPlan(
         step=0,
@@ -86,11 +83,8 @@ def test_answers_are_the_same_alone_and_among_others(model: Path) -> None:
         loaded = load(model, deterministic=True, **engine)
         assert loaded.adapters is not None
         drive = Drive(ModelWorker(loaded.forward, loaded.limits, loaded.adapters), max_concurrency=together, token_budget=budget)
-        for adapter in loaded.adapters.first:
-            slot = drive.state.adapters.hold(adapter.digest)
-            assert slot is not None
-            loaded.adapters.held[slot] = adapter
-        digests = ["", *(adapter.digest for adapter in loaded.adapters.first)]
+        digests = ["", *loaded.adapters.first]
+        assert [drive.state.adapters.hold(digest) for digest in digests[1:]] == list(loaded.adapters.held)
         for at, (name, prompt) in enumerate(prompts.items()):
             drive.submit(name, prompt, 24, adapter=digests[at % 3])
         drive.drain()
