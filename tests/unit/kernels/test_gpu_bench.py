@@ -436,6 +436,8 @@ def test_every_op_of_the_tree_is_measured_and_right(command, op, tmp_path, capsy
     """At tiny shapes: that ours is called as its file says."""
     kinds = ("ragged", "flat", "plain", "norms")
     names = [case.name for case in cases() if case.op == op and (case.size == "small" or any(kind in case.name for kind in kinds))]
+    if op.endswith(("_fp8", "_int8")):  # the same call with other numbers, and 15 s each
+        names = names[:1]
     assert command(["--dry", "--parts", "kernels", "--only", ",".join(names), "--out", str(tmp_path / "out.json")]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert set(names) <= set(results)

@@ -146,8 +146,8 @@ def test_steps_of_decodes_and_prompts_give_the_tokens_of_torch(changes):
         same(ours.execute(plan), theirs.execute(plan))
 
 
-@pytest.mark.parametrize("kept", ["int8", "float8"])
-def test_keys_and_values_in_8_bits_are_read_as_they_were_written(kept):
+def test_keys_and_values_in_8_bits_are_read_as_they_were_written():
+    """int8 differs in the kernels alone, whose own tests have both: here it would take another 75 s."""
     spec, limits = (made := shape()), WorkerLimits(BLOCKS, BLOCK, made.vocab_size, POSITIONS)
     with torch.device(device()):
         weights = allocate(spec, torch.bfloat16)
@@ -155,7 +155,7 @@ def test_keys_and_values_in_8_bits_are_read_as_they_were_written(kept):
         destinations(spec, weights)[name].copy_(part)
     narrow, whole = (
         warm_worker(spec, weights, EngineConfig(max_concurrency=ROWS, kv_dtype=one), limits, lambda _: None, graphs=False).forward
-        for one in (kept, None)
+        for one in ("float8", None)
     )
     assert (narrow.kv.data.itemsize, narrow.kv.nbytes, whole.kv.scales) == (1, (BLOCKS + 1) * BLOCK * spec.kv_token_bytes(1), None)
     batch = Batch(prompts(spec.vocab_size, (17, 20)))
