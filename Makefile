@@ -67,9 +67,8 @@ test-cluster: setup  ## Tests on a dev cluster: control plane and e2e (root)
 	  $(BIN)/pagoda-devcluster up --name $$name --provider native --install && \
 	  PAGODA_TEST_CLUSTER=$$name $(POOL) --budget "make test-cluster=600 CPU" tests/controlplane tests/e2e
 
-# Without forks: the play of planned events (tests/sweeps) did not end in a fork of its gateways.
 test-ci: setup  ## Each extra alone in a clean environment; third-party clients; faults and sweeps at CI size (root; budget: 15 min on 2 cores)
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "extras or sweep or clients" --budget "make test-ci=900" tests/extras tests/clients tests/sweeps tests/faults
+	$(POOL) -m "extras or sweep or clients" --budget "make test-ci=900" tests/extras tests/clients tests/sweeps tests/faults
 
 test-full: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-full: setup  ## Planted faults; properties on ten times as many new examples; sweeps at full size; every third-party client; every hostile request at a real model (hours)

@@ -23,18 +23,8 @@ from pagoda_gateway.routing.endpoint import Endpoint
 from pagoda_gateway.routing.scorers import LEAST_LOAD, SCORERS
 
 sys.path.insert(0, str(Path(__file__).parent / "common"))
-from routing_replicas import (
-    CACHE_CHUNKS,
-    CHUNK_TOKENS,
-    MAX_LOADED,
-    Asked,
-    Gateway,
-    SimulatedReplica,
-    Trace,
-    adapters,
-    agents,
-    single_turns,
-)
+from routing_replicas import CACHE_CHUNKS, MAX_LOADED, Gateway, SimulatedReplica
+from routing_traces import CHUNK_TOKENS, Asked, Trace, adapters, agents, single_turns
 
 REPLICAS: Final = 8
 

@@ -121,7 +121,7 @@ def _not_computed(required: Requirement) -> str:
         return ""
     if engine.quantization != "none":
         return f"quantization {engine.quantization} is not built for heads of {heads}"
-    return f"kvCache.dtype {engine.kv_cache.dtype} is not built for heads of {heads}" if engine.kv_cache.dtype in ("float8", "int8") else ""
+    return f"kvCache.dtype {engine.kv_cache.dtype} is not built for heads of {heads}" if engine.kv_cache.dtype in _KV else ""
 
 
 def on_cpu(required: Requirement, memory: int) -> Judged:

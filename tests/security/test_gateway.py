@@ -30,7 +30,7 @@ WHOLE = b"".join(EVENT % number for number in range(EVENTS)) + DONE
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatewayProcess, Path]]:
     file = tmp_path_factory.mktemp("gateway") / "fleet.json"
     write_fleet(file, [])
-    with start_gateway("--fleet", str(file), fork=False) as gateway:
+    with start_gateway("--fleet", str(file)) as gateway:
         yield gateway, file
 
 

@@ -25,8 +25,9 @@ CONNECTIONS = 4
 def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
     write_fleet(tmp_path / "fleet.json", [{"name": "ns/s", "served_names": ["m"], "endpoints": []}])
     (tmp_path / "secret").write_text("a secret of the tests")
-    options = ("--fleet", str(tmp_path / "fleet.json"), "--ext-proc-port", "0", "--ext-proc-secret", str(tmp_path / "secret"))
-    with start_gateway(*options, fork=False) as process:
+    with start_gateway(
+        "--fleet", str(tmp_path / "fleet.json"), "--ext-proc-port", "0", "--ext-proc-secret", str(tmp_path / "secret")
+    ) as process:
         yield process
 
 

@@ -21,7 +21,6 @@ from pagoda_operator.api.state import PODS, Resource
 from support.kube.client import PATIENCE_S, Body, Kube, eventually
 from support.kube.cluster import Cluster
 from support.kube.forked_operator import ForkedOperator
-from support.processes import spawner
 
 CHART = Path(__file__).parents[3] / "charts/pagoda"
 NAMESPACE = "pagoda-system"
@@ -70,9 +69,7 @@ def by(event: Body, kubeconfig: Path) -> bool:
     return bool(event["user"].get("extra", {}).get("authentication.kubernetes.io/credential-id") == [credential])
 
 
-def started(argv: list[str], environment: dict[str, str]) -> spawner.Process:
-    if argv[:2] == [sys.executable, "-P"]:
-        return spawner.start("pagoda_operator", argv[2:], environment, stderr=subprocess.PIPE)
+def started(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -17,14 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.processes import spawner
-
 
 @dataclass
 class GatewayProcess:
     """Its ports, as it printed them. `log` has its last lines since then."""
 
-    process: spawner.Process
+    process: subprocess.Popen[str]
     http: int
     metrics: int
     probes: int
@@ -65,14 +64,14 @@ def write_fleet(path: Path, services: Sequence[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway"), fork: bool = True) -> Iterator[GatewayProcess]:
+def start_gateway(*options: str, program: Sequence[str] = ("-m", "pagoda_gateway")) -> Iterator[GatewayProcess]:
     """Runs `pagoda-gateway` (or a test's variant of it) on free ports. Its log is read to the end: a full pipe would hold it up. Clients
-    need no API key, unless the options name keys. `fork`: not where a test measures its memory."""
+    need no API key, unless the options name keys."""
     if not any(option.startswith("--keys") for option in options):
         options = ("--anonymous", "true", *options)
     ports = [word for name in ("http", "metrics", "probes", "demand") for word in (f"--{name}-port", "0")]
-    words = [*program, "--host", "127.0.0.1", *ports, *options]
-    process = spawner.start("pagoda_gateway", words, {**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, fork=fork)
+    command = [sys.executable, "-P", *program, "--host", "127.0.0.1", *ports, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     reader = threading.Thread()
     try:
         gateway = _listening(process)
@@ -98,7 +97,7 @@ def _until_ready(gateway: GatewayProcess) -> None:
         time.sleep(0.05)
 
 
-def _listening(process: spawner.Process) -> GatewayProcess:
+def _listening(process: subprocess.Popen[str]) -> GatewayProcess:
     assert process.stdout is not None
     for line in process.stdout:
         entry = json.loads(line)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,7 +21,6 @@ from typing import Any, Self
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, Listen, ModelConfig, SimulatedWorker, TestingConfig
 from pagoda_contracts.names import PATH_READY
 from support.engine.toy_model import VOCAB, tiny_model_dir
-from support.processes import spawner
 
 # A replica that never comes must fail the test, a busy machine must not.
 PATIENCE_S = 300.0
@@ -43,7 +43,7 @@ def replica_config(folder: Path, *, step_ms: float = 1.0, names: tuple[str, ...]
 class Replica:
     """`http`, `grpc` and `probes` are "127.0.0.1:port". `lines` are the daemon's log lines so far, parsed."""
 
-    process: spawner.Process
+    process: subprocess.Popen[str]
     run_dir: Path
     http: str = ""
     grpc: str = ""
@@ -133,24 +133,24 @@ class Replica:
             raise AssertionError(f"does not listen, exit code {self.process.poll()}: {self.lines}")
 
 
-def start_daemon(config: DaemonConfig, env: dict[str, str] | None = None, stderr: int | None = None, fork: bool = True) -> Replica:
-    """Started, whatever comes of it. With stderr=subprocess.STDOUT the engine's lines are among the daemon's. `fork`: not where a test
-    measures its memory."""
-    return launch(config.model_dump_json(by_alias=True, exclude_none=True), Path(config.listen.run_dir), env, stderr, fork)
+def start_daemon(config: DaemonConfig, env: dict[str, str] | None = None, stderr: int | None = None) -> Replica:
+    """Started, whatever comes of it. With stderr=subprocess.STDOUT the engine's lines are among the daemon's."""
+    return launch(config.model_dump_json(by_alias=True, exclude_none=True), Path(config.listen.run_dir), env, stderr)
 
 
-def launch(config: str, run_dir: Path, env: dict[str, str] | None = None, stderr: int | None = None, fork: bool = True) -> Replica:
+def launch(config: str, run_dir: Path, env: dict[str, str] | None = None, stderr: int | None = None) -> Replica:
     """The same for a DaemonConfig that somebody else has written."""
     path = run_dir / "daemon.json"
     path.write_text(config)
-    words = ["-m", "pagoda_daemon", "--config", str(path)]
+    argv = [sys.executable, "-P", "-m", "pagoda_daemon", "--config", str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    return Replica(spawner.start("pagoda_daemon", words, environment, subprocess.PIPE, stderr, fork), run_dir)
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+    return Replica(process, run_dir)
 
 
-def start_replica(config: DaemonConfig, stderr: int | None = None, env: dict[str, str] | None = None, fork: bool = True) -> Replica:
+def start_replica(config: DaemonConfig, stderr: int | None = None, env: dict[str, str] | None = None) -> Replica:
     """Started and ready. To be closed: `with start_replica(config) as replica`."""
-    replica = start_daemon(config, env, stderr, fork)
+    replica = start_daemon(config, env, stderr=stderr)
     try:
         replica.wait_listening()
         replica.wait_ready()

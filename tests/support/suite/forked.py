@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.processes import spawner
 from support.suite.pool import group_of, longest_first
 
 _MORE = None  # what a worker sends for the next group
@@ -157,13 +156,11 @@ def _fork(session: pytest.Session, workers: list[_Worker]) -> None:
 def _work(session: pytest.Session, connection: Connection, name: str) -> None:
     """Runs tests until there are none."""
     _move_in(session.config, name)
-    spawner.begin()
     session.config.pluginmanager.register(_Reports(session.config, connection))
     try:
         _play(session, _given(session.items, connection))
     finally:
         session._setupstate.teardown_exact(None)
-        spawner.end()
 
 
 def _play(session: pytest.Session, tests: Iterator[pytest.Item]) -> None:

@@ -73,7 +73,7 @@ def soak(replica, count, luck):
 @pytest.mark.deep
 def test_a_replica_keeps_nothing_of_thousands_of_requests(tmp_path):
     luck = random.Random(7)
-    with start_replica(replica_config(tmp_path, step_ms=1.0), fork=False) as replica:
+    with start_replica(replica_config(tmp_path, step_ms=1.0)) as replica:
         pids = {"front": replica.process.pid, "engine": replica.engine_pid()}
         counted, seen = [soak(replica, REQUESTS // 10, luck)], []
         for _ in range(2):

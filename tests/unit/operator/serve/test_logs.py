@@ -1,10 +1,8 @@
 """Every line on the operator's stderr is one JSON object, whoever wrote it and from whatever thread."""
 
 import json
-import os
 import subprocess
-
-from support.processes import spawner
+import sys
 
 TWO_WRITERS = """
 import logging, threading, structlog
@@ -31,12 +29,8 @@ thread.join()
 """
 
 
-def test_log_lines_of_ours_and_of_libraries_never_mix(tmp_path):
-    (tmp_path / "writers.py").write_text(TWO_WRITERS)
-    process = spawner.start("pagoda_operator", [str(tmp_path / "writers.py")], dict(os.environ), stderr=subprocess.PIPE)
-    with process.stderr:
-        text = process.stderr.read()
-    assert process.wait(300) == 0
+def test_log_lines_of_ours_and_of_libraries_never_mix():
+    text = subprocess.run([sys.executable, "-P", "-c", TWO_WRITERS], capture_output=True, text=True, check=True, timeout=300).stderr
     reported = [json.loads(line) for line in text.splitlines()]
     ours = [line for line in reported if line["event"] == "ours"]
     theirs = [line for line in reported if line.get("logger") == "kopf"]

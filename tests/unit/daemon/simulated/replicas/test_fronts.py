@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 from pagoda_contracts.names import PATH_READY
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.simulated.replicas import fronts
-from support.processes import spawner
 from support.servers.loopback import own_net
 
 PATIENCE_S = 300.0
@@ -28,8 +28,8 @@ class Process:
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "control.sock"
-        words = ["-m", "pagoda_daemon", fronts.SIMULATE_FRONTS, "--control", str(self.socket)]
-        self.process = spawner.start("pagoda_daemon", words, {**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+        argv = [sys.executable, "-P", "-m", "pagoda_daemon", fronts.SIMULATE_FRONTS, "--control", str(self.socket)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         transport = httpx.HTTPTransport(uds=str(self.socket), retries=0)
         self.control = httpx.Client(transport=transport, base_url="http://fronts", timeout=PATIENCE_S)
         self._net, self._given = own_net(), 0
