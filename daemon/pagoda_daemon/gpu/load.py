@@ -46,7 +46,6 @@ _DTYPE: Final = torch.bfloat16
 _KEPT: Final = {"float8": torch.float8_e4m3fn, "int8": torch.int8}
 """`engine.kvDtype` → what keys and values are kept in, where not in the model's dtype."""
 _LEAST_CAPABILITY: Final = (8, 0)
-_LEAST_FP8: Final = (8, 9)
 _NARROW: Final = 64
 _GRAPH_BYTES: Final = 16 * 2**20
 """What a captured graph holds beside its tensors: launches and their arguments."""
@@ -126,7 +125,7 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
 
 def _not_kept(engine: EngineConfig, place: torch.device) -> str | None:
     """Why keys and values cannot be kept as asked on this device."""
-    if engine.kv_dtype != "float8" or place.type != "cuda" or torch.cuda.get_device_capability(place) >= _LEAST_FP8:
+    if engine.kv_dtype != "float8" or place.type != "cuda" or torch.cuda.get_device_capability(place) >= FORMATS["fp8"].least:
         return None
     return f"kvDtype float8 needs compute capability 8.9 or newer, {torch.cuda.get_device_name(place)} has less; use int8"
 
