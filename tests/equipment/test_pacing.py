@@ -91,6 +91,14 @@ def test_a_change_is_three_writes_for_each_object_that_is_written(journal, found
     assert len(list(hot([service(1), service(10, generation=2)], journal))) == found
 
 
+def test_a_pod_that_starts_in_a_change_is_three_writes_more():
+    begun = [service(1), pod(2, ready=False), pod(3, ready=True), service(10, generation=2)]
+    assert list(hot(begun, [*THREE, *THREE])) == []
+    assert len(list(hot(begun, [*THREE, *THREE, write(5)]))) == 1
+    assert len(list(hot(begun, [*[write(12)] * 4]))) == 1  # it started in the change before
+    assert len(list(hot(begun[:1] + begun[3:], [*THREE, *THREE]))) == 1
+
+
 def test_at_rest_whatever_is_asked_to_be_written_is_found_and_the_lease_is_not():
     lease = write(0, "/apis/coordination.k8s.io/v1/namespaces/n/leases/l", number=0)
     assert list(stirred([Entry(0.0, Seen(1, "GET", PLACE), "forward", 200), lease])) == []
