@@ -27,13 +27,11 @@ class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Linear),
         ("output", Linear),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("attention_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
-        ("query_norm", ctypes.c_void_p),
-        ("key_norm", ctypes.c_void_p),
-        ("window", ctypes.c_int32),
+        ("gate_up", ctypes.POINTER(Linear)),
+        ("down", ctypes.POINTER(Linear)),
+        ("router", Linear),
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, ctypes.c_int32) for name in ("window", "experts", "per_token", "normalised")),
     )
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pagoda_daemon.lora.load import fused_adapter, packed_adapter
+from pagoda_daemon.model.config import ExpertNames, Experts
 from pagoda_kernels.cpu.native import missing
 from support.engine.native_reference import BLOCKS, Judge, batch, native, shape
 from support.engine.random_adapters import matrices, wide
@@ -14,6 +15,10 @@ SHAPES = {
     "a panel of all three": {"heads": 6, "hidden": 96, "kv_heads": 1},
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "wide": {"hidden": 256, "intermediate": 352},
+    "all of two experts in the first layer": {
+        "experts": Experts(2, 2, 64, True, ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")),
+        "sparse": (True, False),
+    },
 }
 RANKS = {
     "sixteen": lambda _: 16,
