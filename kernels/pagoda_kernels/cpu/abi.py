@@ -4,8 +4,7 @@ Used by this package alone."""
 from __future__ import annotations
 
 import ctypes
-
-from pagoda_kernels.cpu.build import LIBRARY
+from pathlib import Path
 
 
 class Linear(ctypes.Structure):
@@ -65,8 +64,9 @@ class Step(ctypes.Structure):
 SIZES = ctypes.sizeof(LowRank) << 48 | ctypes.sizeof(Shape) << 32 | ctypes.sizeof(Layer) << 16 | ctypes.sizeof(Step)
 
 
-def library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(LIBRARY))
+def library(path: Path) -> ctypes.CDLL:
+    """OSError where it cannot be loaded."""
+    library = ctypes.CDLL(str(path))
     library.pagoda_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.pagoda_decoder_new.restype = ctypes.c_void_p
     library.pagoda_decoder_free.argtypes = [ctypes.c_void_p]

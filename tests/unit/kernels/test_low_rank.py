@@ -56,6 +56,7 @@ def cosines(left, right):
     return (left * right).sum(-1) / np.linalg.norm(left, axis=-1) / np.linalg.norm(right, axis=-1)
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_logits_are_those_of_the_torch_decoder(changes, rank):
@@ -70,6 +71,7 @@ def test_logits_are_those_of_the_torch_decoder(changes, rank):
     assert cosines(ours, native(spec).step(batch([(0, ids, 0)], table))).min() < 0.98
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
 def test_a_row_gets_the_same_bits_in_any_batch_and_in_any_pieces(changes, kind):
@@ -102,6 +104,7 @@ def test_the_likeliest_tokens_are_those_of_each_rows_adapter():
     assert not np.array_equal(plain, chosen)
 
 
+@pytest.mark.usefixtures("library")
 def test_int8_weights_meet_adapters_of_bf16():
     spec, ids, table = shape(hidden=256, intermediate=704), prompt(80), tables(1)
     found = matrices(spec, 3, RANKS["sixteen"], size=0.3)

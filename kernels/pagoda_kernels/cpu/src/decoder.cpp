@@ -117,12 +117,12 @@ template <class Done> void Decoder::multiply(Stages &stages, const Product &prod
     });
 }
 
-void Decoder::narrow(Stages &stages, const bf16 *rows, int count, const Linear &next) {
+void Decoder::narrow(Stages &stages, const Factor *rows, int count, const Linear &next) {
     if (!is_narrow(next, count)) return;
     stages.each(kQuantise, count, [&](int row) { narrow_row(rows, row, next.inputs); });
 }
 
-void Decoder::narrow_row(const bf16 *rows, int row, int inputs) {
+void Decoder::narrow_row(const Factor *rows, int row, int inputs) {
     const size_t start = static_cast<size_t>(row) * inputs;
     quantise(rows + start, inputs, &scratch_.narrow[start], &scratch_.scale[start / kGroup], &scratch_.shift[start / kGroup]);
 }
@@ -138,8 +138,8 @@ void Decoder::norm(Stages &stages, int count, const float *weight, const Linear 
 void Decoder::attention(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
     norm(stages, part.count, layer.attention_norm, layer.qkv);
     const size_t width = static_cast<size_t>(layer.qkv.outputs);
-    multiply(stages, {Fused::kQkv, index, layer.qkv, scratch_.x.data(), part.count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-        for (int v = 0; v < kVectors && static_cast<size_t>(panel) * kPanel + v * 16 < width; ++v) _mm512_storeu_ps(&scratch_.fused[row * width + panel * kPanel + v * 16], sums[v]);
+    multiply(stages, {Fused::kQkv, index, layer.qkv, scratch_.x.data(), part.count}, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors && static_cast<size_t>(panel) * kPanel + v * 16 < width; ++v) store(&scratch_.fused[row * width + panel * kPanel + v * 16], sums[v]);
     });
     stages.each(kPlace, part.count * shape_.kv_heads, [&](int item) { place_token(part, layer, index, item / shape_.kv_heads, item % shape_.kv_heads); });
     stages.each(kAttend, static_cast<int>(scratch_.tiles.size()), [&](int item) { attend_tile(part, scratch_.tiles[item], index); });
@@ -148,10 +148,10 @@ void Decoder::attention(Stages &stages, const Part &part, const PagodaLayer &lay
 }
 
 void Decoder::add_residual(Stages &stages, const Product &product) {
-    multiply(stages, product, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+    multiply(stages, product, [&](int row, int panel, const Floats(&sums)[kVectors]) {
         for (int v = 0; v < kVectors && panel * kPanel + v * 16 < shape_.hidden; ++v) {
             float *place = &scratch_.hidden[static_cast<size_t>(row) * shape_.hidden + panel * kPanel + v * 16];
-            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), sums[v]));
+            store(place, add(load(place), sums[v]));
         }
     });
 }
@@ -198,7 +198,7 @@ void Decoder::attend_tile(const Part &part, const Tile &tile, int layer) {
 void Decoder::mlp(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
     if (layer.experts > 0) return mix(stages, part, layer, index);
     norm(stages, part.count, layer.mlp_norm, *layer.gate_up);
-    multiply(stages, {Fused::kGateUp, index, *layer.gate_up, scratch_.x.data(), part.count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+    multiply(stages, {Fused::kGateUp, index, *layer.gate_up, scratch_.x.data(), part.count}, [&](int row, int panel, const Floats(&sums)[kVectors]) {
         store_gated(sums, &scratch_.wide[static_cast<size_t>(row) * shape_.intermediate + panel * (kPanel / 2)]);
     });
     narrow(stages, scratch_.wide.data(), part.count, *layer.down);
@@ -212,18 +212,18 @@ void Decoder::mix(Stages &stages, const Part &part, const PagodaLayer &layer, in
     const int hits = mixture_.hits(index), gates = layer.gate_up->panels(), downs = layer.down->panels();
     stages.each(kGateUp, hits * gates, [&](int item) {
         const Mixture::Group &group = mixture_.groups[item / gates];
-        const bf16 *x = &mixture_.sorted[static_cast<size_t>(group.first) * hidden];
-        bf16 *inner = &mixture_.inner[static_cast<size_t>(group.first) * width];
-        all_rows(layer.gate_up[group.expert], x, group.count, item % gates, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+        const Factor *x = &mixture_.sorted[static_cast<size_t>(group.first) * hidden];
+        Factor *inner = &mixture_.inner[static_cast<size_t>(group.first) * width];
+        all_rows(layer.gate_up[group.expert], x, group.count, item % gates, [&](int row, int panel, const Floats(&sums)[kVectors]) {
             store_gated(sums, inner + static_cast<size_t>(row) * width + panel * (kPanel / 2));
         });
     });
     stages.each(kDown, hits * downs, [&](int item) {
         const Mixture::Group &group = mixture_.groups[item / downs];
-        const bf16 *x = &mixture_.inner[static_cast<size_t>(group.first) * width];
+        const Factor *x = &mixture_.inner[static_cast<size_t>(group.first) * width];
         float *out = &mixture_.out[static_cast<size_t>(group.first) * hidden];
-        all_rows(layer.down[group.expert], x, group.count, item % downs, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-            for (int v = 0; v < kVectors && panel * kPanel + v * 16 < hidden; ++v) _mm512_storeu_ps(out + static_cast<size_t>(row) * hidden + panel * kPanel + v * 16, sums[v]);
+        all_rows(layer.down[group.expert], x, group.count, item % downs, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+            for (int v = 0; v < kVectors && panel * kPanel + v * 16 < hidden; ++v) store(out + static_cast<size_t>(row) * hidden + panel * kPanel + v * 16, sums[v]);
         });
     });
     stages.each(kMix, part.count, [&](int token) { add_shares(token, each); });
@@ -234,16 +234,16 @@ void Decoder::route(Stages &stages, const Part &part, const PagodaLayer &layer, 
     const int hidden = shape_.hidden, each = layer.per_token;
     norm(stages, part.count, layer.mlp_norm, layer.router);
     stages.each(kRoute, layer.router.panels(), [&](int panel) {
-        all_rows(layer.router, scratch_.x.data(), part.count, panel, [&](int row, int at, const __m512(&sums)[kVectors]) {
-            for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(mixture_.logits_of(row) + at * kPanel + v * 16, sums[v]);
+        all_rows(layer.router, scratch_.x.data(), part.count, panel, [&](int row, int at, const Floats(&sums)[kVectors]) {
+            for (int v = 0; v < kVectors; ++v) store(mixture_.logits_of(row) + at * kPanel + v * 16, sums[v]);
         });
     });
     stages.each(kRoute, part.count, [&](int token) { mixture_.choose(token, layer.experts, each, layer.normalised != 0); });
     stages.each(kRoute, 1, [&](int) { mixture_.group(index, part.count, layer.experts, each); });
     stages.each(kMix, part.count, [&](int token) {
         for (int slot = 0; slot < each; ++slot) {
-            bf16 *to = &mixture_.sorted[static_cast<size_t>(mixture_.place[token * each + slot]) * hidden];
-            std::memcpy(to, &scratch_.x[static_cast<size_t>(token) * hidden], sizeof(bf16) * hidden);
+            Factor *to = &mixture_.sorted[static_cast<size_t>(mixture_.place[token * each + slot]) * hidden];
+            std::memcpy(to, &scratch_.x[static_cast<size_t>(token) * hidden], sizeof(Factor) * hidden);
         }
     });
 }
@@ -252,12 +252,12 @@ void Decoder::route(Stages &stages, const Part &part, const PagodaLayer &layer, 
 void Decoder::add_shares(int token, int each) {
     float *to = &scratch_.hidden[static_cast<size_t>(token) * shape_.hidden];
     for (int i = 0; i < shape_.hidden; i += 16) {
-        __m512 sum = _mm512_setzero_ps();
+        Floats sum = zeros();
         for (int slot = 0; slot < each; ++slot) {
             const float *row = &mixture_.out[static_cast<size_t>(mixture_.place[token * each + slot]) * shape_.hidden];
-            sum = _mm512_fmadd_ps(_mm512_set1_ps(mixture_.share[token * each + slot]), _mm512_loadu_ps(row + i), sum);
+            sum = fmadd(all_of(mixture_.share[token * each + slot]), load(row + i), sum);
         }
-        _mm512_storeu_ps(to + i, _mm512_add_ps(_mm512_loadu_ps(to + i), sum));
+        store(to + i, add(load(to + i), sum));
     }
 }
 
@@ -274,8 +274,8 @@ void Decoder::logits(Stages &stages, const Part &part) {
         float *state = step.states + static_cast<size_t>(places[row]) * shape_.hidden;
         for (int i = 0; i < shape_.hidden; ++i) state[i] = to_float(scratch_.x[to + i]);
     });
-    multiply(stages, {Fused::kHead, 0, shape_.head, scratch_.x.data(), count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
+    multiply(stages, {Fused::kHead, 0, shape_.head, scratch_.x.data(), count}, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors; ++v) store(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
     });
     if (step.likeliest == nullptr) return;
     stages.each(kHead, count, [&](int row) {

@@ -59,7 +59,7 @@ struct PagodaStep {
 
 namespace pagoda {
 
-// Tokens that go through the layers together. Their activations stay in the second-level cache: 256 rows of 2,048 are 1 MiB as bf16.
+// Tokens that go through the layers together. Their activations stay in the caches: 256 rows of 2,048 are 1 MiB as bf16.
 constexpr int kTogether = 256;
 
 // What `pass` walks through: at most so many stages in a layer, and before and behind the layers.
@@ -71,7 +71,7 @@ struct Tile { // queries of up to kQueries that attend together
 
 struct Scratch {
     std::vector<float> hidden, fused;
-    std::vector<bf16> x, queries, wide;
+    std::vector<Factor> x, queries, wide;
     std::vector<int8_t> narrow;
     std::vector<float> scale;
     std::vector<int32_t> shift;
@@ -96,7 +96,7 @@ class Decoder {
         Fused fused;
         int layer;
         const Linear &linear;
-        const bf16 *x;
+        const Factor *x;
         int count;
     };
     class Stages;
@@ -113,8 +113,8 @@ class Decoder {
     void logits(Stages &stages, const Part &part);
     void place_token(const Part &part, const PagodaLayer &layer, int index, int token, int kv_head);
     void norm(Stages &stages, int count, const float *weight, const Linear &next);
-    void narrow(Stages &stages, const bf16 *rows, int count, const Linear &next);
-    void narrow_row(const bf16 *rows, int row, int inputs);
+    void narrow(Stages &stages, const Factor *rows, int count, const Linear &next);
+    void narrow_row(const Factor *rows, int row, int inputs);
     bool is_narrow(const Linear &next, int count) const { return next.kind == Kind::kInt8 && count > shape_.wide_rows; }
     template <class Done> void multiply(Stages &stages, const Product &product, const Done &done);
     void add_residual(Stages &stages, const Product &product);

@@ -71,7 +71,7 @@ class Mixture {
 
     std::vector<float> logits, share, out; // out: [rows, hidden], what an expert makes of a row
     std::vector<int32_t> place;            // [tokens, per_token]: which sorted row
-    std::vector<bf16> sorted, inner;       // [rows, hidden], [rows, width]
+    std::vector<Factor> sorted, inner;       // [rows, hidden], [rows, width]
     std::vector<Group> groups;
 
   private:
@@ -83,10 +83,7 @@ class Mixture {
     }
 
     static float sum_of_powers(const float *values, int count, float most, float *powers) {
-        for (int i = 0; i < count; i += 16) {
-            const __mmask16 there = count - i < 16 ? static_cast<__mmask16>((1u << (count - i)) - 1) : static_cast<__mmask16>(0xffff);
-            _mm512_mask_storeu_ps(powers + i, there, exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(there, values + i), _mm512_set1_ps(most))));
-        }
+        for (int i = 0; i < count; i += 16) store(powers + i, exponential(sub(load(values + i), all_of(most)))); // a line of logits is padded to 64
         float sum = 0;
         for (int i = 0; i < count; ++i) sum += powers[i];
         return sum;

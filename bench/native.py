@@ -1,8 +1,8 @@
-"""Models with experts: the CPU's native ops against PyTorch, in turn (A B A B). Prints JSON.
+"""The CPU's native ops against PyTorch, in turn (A B A B), on random weights. Prints JSON.
 
-`python -P bench/experts.py [--models qwen3-moe,mixtral] [--rounds 2]`. The experts have the sizes of Qwen3-30B-A3B's and of half a Mixtral
-8x7B's; there are fewer of them, and fewer layers. PyTorch computes with blocks of 32 tokens, which the native ops have not. CPU time is
-counted too: the clock of a busy machine says little.
+`python -P bench/native.py [--models dense,qwen3-moe,mixtral] [--rounds 2] [--layers 4]`. `dense` has layers of a 1.1 B model. The experts
+have the sizes of Qwen3-30B-A3B and of half a Mixtral 8x7B; there are fewer of them. PyTorch computes with blocks of 32 tokens, which the
+ops have not. CPU time is counted too: the clock of a busy machine says little.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "common"))
 
 from engine_models import CONTEXT, write_model
 from local_engine import Ours
+from pagoda_kernels.cpu.native import chosen
 
 VOCAB: Final = 8192
 SHARED: Final = {
@@ -34,6 +35,7 @@ SHARED: Final = {
     "tie_word_embeddings": False,
 }
 MODELS: Final[dict[str, dict[str, Any]]] = {
+    "dense": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "intermediate_size": 5632, **SHARED},
     "qwen3-moe": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "num_hidden_layers": 4,
@@ -86,6 +88,12 @@ def compare(engines: dict[str, Ours], asked: tuple[int, int, int], rounds: int) 
     return {"tokens_per_s": by_clock, "tokens_per_cpu_s": by_cpu, "ratios": [round(ratio, 2) for ratio in ratios]}
 
 
+def instructions() -> str | None:
+    """Without them a figure means nothing."""
+    variant = chosen()
+    return variant.instructions if variant else None
+
+
 def cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -95,10 +103,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=None, help="fewer or more than each model has here")
     arguments = parser.parse_args()
     random.seed(0)
     for name in arguments.models.split(","):
-        print(json.dumps({"model": name, **measure(MODELS[name], arguments.rounds)}), flush=True)
+        config = MODELS[name] | ({"num_hidden_layers": arguments.layers} if arguments.layers else {})
+        print(json.dumps({"model": name, "instructions": instructions(), **measure(config, arguments.rounds)}), flush=True)
 
 
 if __name__ == "__main__":
