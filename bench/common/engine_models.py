@@ -7,6 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,13 +67,18 @@ def make_model(model: Model, directory: Path) -> None:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    write_model(config, directory)
+    write_tokenizer(model.vocab, directory)
+
+
+def write_model(config: dict[str, Any], directory: Path) -> None:
+    """Random weights for any config."""
     (directory / "config.json").write_text(json.dumps(config))
     spec = read_spec(directory)
     torch.manual_seed(0)
     places = destinations(spec, allocate(spec, torch.bfloat16))
     tensors = {name: torch.ones_like(place) if "norm" in name else torch.randn_like(place) * 0.02 for name, place in places.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(model.vocab, directory)
 
 
 def write_tokenizer(vocab: int, directory: Path) -> None:

@@ -42,8 +42,9 @@ class Run:
 class Ours:
     """Our engine on a thread of this process."""
 
-    def __init__(self, directory: Path, quantization: str | None) -> None:
-        engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization}
+    def __init__(self, directory: Path, quantization: str | None, **more: Any) -> None:
+        """`more` are fields of the DaemonConfig's engine."""
+        engine = {"maxModelLen": CONTEXT, "maxConcurrency": 64, "prefixCaching": False, "quantization": quantization, **more}
         self._config = DaemonConfig.model_validate({"model": {"path": str(directory), "servedNames": ["m"]}, "engine": engine})
         self._heard: queue.SimpleQueue[tuple[float, FromEngine]] = queue.SimpleQueue()
         self._wire = LocalWire(lambda message: self._heard.put((time.perf_counter(), message)))

@@ -18,7 +18,7 @@ from torch import Tensor
 from pagoda_daemon.core.errors import AdapterRejected, ModelRejected
 from pagoda_daemon.lora.config import AdapterConfig, parse_config
 from pagoda_daemon.lora.content import WEIGHTS, Content, read_content
-from pagoda_daemon.lora.modules import Module, modules_of, parts_of, refuse_unknown
+from pagoda_daemon.lora.modules import Module, modules_of, native_order, parts_of, refuse_unknown
 from pagoda_daemon.model.config import ModelSpec
 from pagoda_daemon.model.files import DTYPES, Stored, header_of, read_into, staging_buffer
 from pagoda_daemon.model.lowrank import Adapter, LowRank, Part, fused
@@ -71,7 +71,7 @@ def fused_adapter(found: Matrices, spec: ModelSpec) -> Adapter:
 
 def packed_adapter(found: Matrices, spec: ModelSpec) -> NativeAdapter:
     """As the native ops compute with it."""
-    return native_adapter(found.digest, found.rank, [found.pairs.get(name) for name in modules_of(spec)])
+    return native_adapter(found.digest, found.rank, [found.pairs.get(name) for name in native_order(spec)])
 
 
 def pooled_adapter(found: Matrices, spec: ModelSpec, like: Tensor) -> PooledAdapter:

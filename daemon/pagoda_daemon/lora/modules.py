@@ -13,6 +13,7 @@ from pagoda_daemon.model.packed_lowrank import native_bytes, pooled_elements
 
 _PREFIX: Final = "base_model.model."
 _KEY: Final = re.compile(r"base_model\.model\.(?P<module>[\w.]{1,200})\.lora_[AB]\.weight")
+_NATIVE: Final = (*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))
 _OUTER: Final = ("lm_head", "embed_tokens")
 
 
@@ -33,6 +34,11 @@ class Module(NamedTuple):
 def modules_of(spec: ModelSpec) -> dict[str, Module]:
     """By name, those of one part in the order in which they are fused. Experts and their routers are not among them."""
     return {module.name: module for layer in range(spec.layers) for module in _of_layer(spec, layer)}
+
+
+def native_order(spec: ModelSpec) -> list[str]:
+    """Names of the seven modules that the native ops know of each layer; a layer of experts has no use for the last three."""
+    return [f"model.layers.{layer}.{name}" for layer in range(spec.layers) for name in _NATIVE]
 
 
 def _of_layer(spec: ModelSpec, layer: int) -> Iterator[Module]:

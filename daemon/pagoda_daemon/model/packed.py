@@ -5,14 +5,16 @@ Each matrix is given up as soon as its packed twin exists, so that the peak is o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagoda_kernels.cpu.native import Decoder, Layer, missing, unfit
+from pagoda_kernels.cpu.native import Decoder, Layer, Router, missing, unfit
 from pagoda_kernels.cpu.pack import BF16, INT8, Arena, Packed, forget, interleave, pack, packed_bytes
 from torch import Tensor
 
@@ -29,9 +31,10 @@ _ITEM: Final = 2  # bytes of a bf16
 
 def not_native(spec: ModelSpec) -> str | None:
     """Why this machine or model is not for the native ops; None when it is."""
-    if any(spec.sparse):
-        return "experts are computed by torch"
-    return missing() or unfit(spec.heads, spec.head_dim, spec.hidden, spec.intermediate)
+    widths = {spec.experts.intermediate if sparse and spec.experts else spec.intermediate for sparse in spec.sparse}
+    experts = spec.experts.count if spec.experts else 0
+    reasons = (unfit(spec.heads, spec.head_dim, spec.hidden, width, experts) for width in sorted(widths))
+    return missing() or next(filter(None, reasons), None)
 
 
 def packed_weight_bytes(spec: ModelSpec, kind: int) -> int:
@@ -44,12 +47,16 @@ def packed_weight_bytes(spec: ModelSpec, kind: int) -> int:
 
 @dataclass(slots=True)
 class _Matrix:
-    """A matrix while its parts arrive."""
+    """A matrix while its parts arrive; `mixed`: gate and up lie in it. `kind` is none of the configuration's where it is given."""
 
     linear: Linear
-    mixed: bool
+    mixed: bool = False
+    kind: int | None = None
     parts: int = 0
     packed: Packed | None = None
+
+    def tensors(self) -> list[Tensor]:
+        return [self.linear.weight] if self.linear.bias is None else [self.linear.weight, self.linear.bias]
 
 
 class Packer:
@@ -60,10 +67,11 @@ class Packer:
         self._weights = weights
         self._kind = kind
         self._arena = Arena(_arena_bytes(weights, kind))
-        self._matrices = {_place(linear.weight): _Matrix(linear, mixed) for linear, mixed in _linears(weights)}
-        owners = {_place(matrix.linear.bias): matrix for matrix in self._matrices.values() if matrix.linear.bias is not None}
-        places = {name: _place(part) for name, part in destinations(spec, weights).items()}
-        self._of = {name: owners.get(place) or self._matrices.get(place) for name, place in places.items()}
+        matrices = _matrices(weights)
+        self._matrices = {matrix.linear.weight.data_ptr(): matrix for matrix in matrices}
+        spans = [(tensor.data_ptr(), tensor.nbytes, matrix) for matrix in matrices for tensor in matrix.tensors()]
+        spans.sort(key=itemgetter(0))
+        self._of = {name: _owner(spans, part.data_ptr()) for name, part in destinations(spec, weights).items()}
         for owner in self._of.values():
             if owner is not None:
                 owner.parts += 1
@@ -88,10 +96,10 @@ class Packer:
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             eps=spec.norm_eps,
-            layers=[_layer(layer, spec.windows[index], self._packed) for index, layer in enumerate(weights.layers)],
+            layers=[self._layer(layer, spec.windows[index]) for index, layer in enumerate(weights.layers)],
             embedding=None if spec.tied else weights.embedding,
             norm=_floats(weights.norm),
-            head=self._packed(Linear(weights.head, None)),
+            head=self._packed(weights.head),
             cos=_floats(cos[:, :half]),
             sin=_floats(sin[:, :half]),
             wide_rows=wide_rows,
@@ -102,52 +110,60 @@ class Packer:
         if matrix.mixed:
             weight = interleave(*weight.chunk(2))
             bias = None if bias is None else interleave(*bias[:, None].chunk(2))[:, 0]
-        return pack(weight, bias, self._kind, self._arena)
+        return pack(weight, bias, self._kind if matrix.kind is None else matrix.kind, self._arena)
 
-    def _packed(self, linear: Linear) -> Packed:
-        packed = next(matrix.packed for matrix in self._matrices.values() if matrix.linear.weight is linear.weight)
+    def _packed(self, weight: Tensor) -> Packed:
+        packed = self._matrices[weight.data_ptr()].packed
         if packed is None:
             raise RuntimeError("a matrix was asked for before all of its parts were read")
         return packed
 
+    def _layer(self, layer: LoadedLayer, window: int | None) -> Layer:
+        gate_ups, downs = _experts(layer.mlp)
+        return Layer(
+            qkv=self._packed(layer.qkv.weight),
+            output=self._packed(layer.output.weight),
+            gate_up=[self._packed(one.weight) for one in gate_ups],
+            down=[self._packed(one.weight) for one in downs],
+            attention_norm=_floats(layer.attention_norm),
+            mlp_norm=_floats(layer.mlp_norm),
+            query_norm=None if layer.query_norm is None else _floats(layer.query_norm),
+            key_norm=None if layer.key_norm is None else _floats(layer.key_norm),
+            window=window or 0,
+            router=self._router(layer.mlp) if isinstance(layer.mlp, SparseMlp) else None,
+        )
 
-def _linears(weights: Weights) -> list[tuple[Linear, bool]]:
-    """Every matrix, and whether gate and up lie in it."""
-    found = [(Linear(weights.head, None), False)]
+    def _router(self, mlp: SparseMlp) -> Router:
+        return Router(self._packed(mlp.router), mlp.experts.per_token, mlp.experts.normalised)
+
+
+def _matrices(weights: Weights) -> list[_Matrix]:
+    """All of them, packed or to be. A router stays bf16: which experts a token goes to is not left to rounding."""
+    found = [_Matrix(Linear(weights.head, None))]
     for layer in weights.layers:
-        gate_up, down = _dense(layer.mlp)
-        found += [(layer.qkv, False), (layer.output, False), (gate_up, True), (down, False)]
+        gate_ups, downs = _experts(layer.mlp)
+        found += [_Matrix(layer.qkv), _Matrix(layer.output), *(_Matrix(one, mixed=True) for one in gate_ups), *map(_Matrix, downs)]
+        if isinstance(layer.mlp, SparseMlp):
+            found.append(_Matrix(Linear(layer.mlp.router, None), kind=BF16))
     return found
 
 
 def _arena_bytes(weights: Weights, kind: int) -> int:
-    return sum(packed_bytes(linear.weight.shape[0], linear.weight.shape[1], kind) for linear, _ in _linears(weights))
+    found = [(matrix.linear.weight, kind if matrix.kind is None else matrix.kind) for matrix in _matrices(weights)]
+    return sum(packed_bytes(weight.shape[0], weight.shape[1], one) for weight, one in found)
 
 
-def _layer(layer: LoadedLayer, window: int | None, packed: Callable[[Linear], Packed]) -> Layer:
-    gate_up, down = _dense(layer.mlp)
-    return Layer(
-        qkv=packed(layer.qkv),
-        output=packed(layer.output),
-        gate_up=packed(gate_up),
-        down=packed(down),
-        attention_norm=_floats(layer.attention_norm),
-        mlp_norm=_floats(layer.mlp_norm),
-        query_norm=None if layer.query_norm is None else _floats(layer.query_norm),
-        key_norm=None if layer.key_norm is None else _floats(layer.key_norm),
-        window=window or 0,
-    )
+def _experts(mlp: Mlp | SparseMlp) -> tuple[list[Linear], list[Linear]]:
+    """gate_up and down of each expert; a dense layer has one."""
+    if isinstance(mlp, Mlp):
+        return [mlp.gate_up], [mlp.down]
+    return [Linear(one, None) for one in mlp.gate_up], [Linear(one, None) for one in mlp.down]
 
 
-def _dense(mlp: Mlp | SparseMlp) -> tuple[Linear, Linear]:
-    if isinstance(mlp, SparseMlp):
-        raise TypeError("a layer of experts cannot be packed: `not_native` says so beforehand")
-    return mlp.gate_up, mlp.down
-
-
-def _place(tensor: Tensor) -> int:
-    """Where the memory is that a tensor is a part of; a matrix may be resized later, so this is asked before."""
-    return tensor.untyped_storage().data_ptr()
+def _owner(spans: Sequence[tuple[int, int, _Matrix]], place: int) -> _Matrix | None:
+    """Of the memory at `place`; None where no matrix is."""
+    start, size, matrix = spans[bisect_right(spans, place, key=itemgetter(0)) - 1]
+    return matrix if start <= place < start + size else None
 
 
 def _floats(values: Tensor) -> NDArray[np.float32]:

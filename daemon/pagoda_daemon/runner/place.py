@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from pagoda_kernels.cpu.native import chosen
 
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.runner.host import Host, Memory
@@ -25,7 +26,8 @@ def computed_by(place: torch.device, threads: int, *, native: bool) -> str:
     that compute alike say the same here, or no stream would continue on another one."""
     if place.type == "cuda":
         return f"{torch.cuda.get_device_name(place)}, {'fused ops' if native else 'PyTorch'}"
-    with_what = "AVX-512 BF16, native ops" if native else f"{torch.backends.cpu.get_cpu_capability()}, PyTorch"
+    variant = chosen() if native else None
+    with_what = f"{variant.instructions}, native ops" if variant else f"{torch.backends.cpu.get_cpu_capability()}, PyTorch"
     return f"CPU, {threads} thread{'s' * (threads != 1)}, {with_what}"
 
 

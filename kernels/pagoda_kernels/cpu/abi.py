@@ -4,8 +4,7 @@ Used by this package alone."""
 from __future__ import annotations
 
 import ctypes
-
-from pagoda_kernels.cpu.build import LIBRARY
+from pathlib import Path
 
 
 class Linear(ctypes.Structure):
@@ -27,13 +26,11 @@ class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Linear),
         ("output", Linear),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("attention_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
-        ("query_norm", ctypes.c_void_p),
-        ("key_norm", ctypes.c_void_p),
-        ("window", ctypes.c_int32),
+        ("gate_up", ctypes.POINTER(Linear)),
+        ("down", ctypes.POINTER(Linear)),
+        ("router", Linear),
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, ctypes.c_int32) for name in ("window", "experts", "per_token", "normalised")),
     )
 
 
@@ -67,8 +64,9 @@ class Step(ctypes.Structure):
 SIZES = ctypes.sizeof(LowRank) << 48 | ctypes.sizeof(Shape) << 32 | ctypes.sizeof(Layer) << 16 | ctypes.sizeof(Step)
 
 
-def library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(LIBRARY))
+def library(path: Path) -> ctypes.CDLL:
+    """OSError where it cannot be loaded."""
+    library = ctypes.CDLL(str(path))
     library.pagoda_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.pagoda_decoder_new.restype = ctypes.c_void_p
     library.pagoda_decoder_free.argtypes = [ctypes.c_void_p]

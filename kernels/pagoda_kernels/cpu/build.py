@@ -1,6 +1,7 @@
-"""Compile src/ into one shared library beside this file. Called by the wheel's build hook (hatch_build.py); never at run time.
+"""Compile src/ into a shared library for each kind of processor, beside this file. Called by the wheel's build hook (hatch_build.py); never
+at run time.
 
-The library has plain C functions and links nothing but the C library, so it does not care which torch or Python loads it.
+A library has plain C functions and links nothing but the C library, so it does not care which torch or Python loads it.
 """
 
 from __future__ import annotations
@@ -8,28 +9,47 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-FOLDER = Path(__file__).parent
-LIBRARY = FOLDER / "_decoder.so"
-SOURCES = FOLDER / "src"
+FOLDER: Final = Path(__file__).parent
+SOURCES: Final = FOLDER / "src"
 
-# Written out instead of -march=native: the wheel runs on other machines than the one that built it. `native.missing` checks them all.
-FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma")
-_FLAGS = [f"-m{feature.replace('_', '')}" for feature in FEATURES]
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The ops for processors with `features`, as /proc/cpuinfo names them. `instructions`: what people call them."""
+
+    name: str
+    instructions: str
+    features: tuple[str, ...]
+
+    @property
+    def library(self) -> Path:
+        return FOLDER / f"_decoder_{self.name}.so"
+
+
+# Written out instead of -march=native: the wheel runs on other machines than the one that built it. `native.chosen` looks for them.
+VARIANTS: Final = (
+    Variant("avx512", "AVX-512 BF16", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma")),
+    Variant("avx2", "AVX2", ("avx2", "fma")),
+)
+"""The first that a processor has is used."""
+
 # gcc 12 takes the deliberately undefined sources inside its own AVX-512 intrinsics for mistakes.
-_WARNINGS = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+_WARNINGS: Final = ["-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 
-def command(compiler: str, target: Path) -> list[str]:
-    """How the library is compiled. No fast-math: NaN must stay NaN. Its C++ runtime is inside: an image that gets the wheel may have an
+def command(compiler: str, variant: Variant, target: Path) -> list[str]:
+    """How a library is compiled. No fast-math: NaN must stay NaN. Its C++ runtime is inside: an image that gets the wheel may have an
     older one than the machine that built it, or none."""
     return [
         compiler,
         "-std=c++20",
         "-O3",
         *_WARNINGS,
-        *_FLAGS,
+        *(f"-m{feature.replace('_', '')}" for feature in variant.features),
         "-fPIC",
         "-shared",
         "-pthread",
@@ -41,14 +61,20 @@ def command(compiler: str, target: Path) -> list[str]:
     ]
 
 
-def build() -> Path | None:
-    """Compile if a source is newer; the library, or None where this machine has no x86-64 compiler (torch does all the work then)."""
+def build() -> list[Path]:
+    """Compile what is older than a source; the libraries, none where this machine has no x86-64 compiler (torch does all the work then)."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if platform.machine() not in {"x86_64", "AMD64"} or compiler is None:
-        return None
+        return []
     newest = max(path.stat().st_mtime for path in [Path(__file__), *SOURCES.iterdir()])
-    if not LIBRARY.is_file() or LIBRARY.stat().st_mtime < newest:
-        partial = LIBRARY.with_suffix(".partial")
-        subprocess.run(command(compiler, partial), check=True)
-        partial.replace(LIBRARY)
-    return LIBRARY
+    old = [variant for variant in VARIANTS if not variant.library.is_file() or variant.library.stat().st_mtime < newest]
+    started = [(variant, subprocess.Popen(command(compiler, variant, _partial(variant)))) for variant in old]
+    for variant, process in started:
+        if process.wait() != 0:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        _partial(variant).replace(variant.library)
+    return [variant.library for variant in VARIANTS]
+
+
+def _partial(variant: Variant) -> Path:
+    return variant.library.with_suffix(".partial")

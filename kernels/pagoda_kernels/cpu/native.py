@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagoda_kernels.cpu import abi
-from pagoda_kernels.cpu.build import FEATURES, LIBRARY
+from pagoda_kernels.cpu.build import VARIANTS, Variant
 from pagoda_kernels.cpu.low_rank import MODULES, PackedAdapter
 from pagoda_kernels.cpu.pack import GROUP, PANEL, Packed
 
@@ -25,26 +25,43 @@ BLOCK = 16
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "quantise", "shrink")
-"""Where a step's time goes; `place` is the rotary embedding and the writing of keys and values, `shrink` the first
-half of adapters."""
+STAGES = ("embed", "norm", "qkv", "place", "attend", "output", "gate_up", "down", "head", "quantise", "shrink", "route", "mix")
+"""Where a step's time goes; `place` is the rotary embedding and the writing of keys and values, `shrink` the first half of adapters,
+`route` the choice of experts, `mix` what brings rows to experts and back."""
 
 _MAX_HEAD_DIM = 256
+_MAX_EXPERTS = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """Which of a layer's experts a token goes to: `per_token` of them; `normalised`: their shares sum to 1. `matrix` is bf16."""
+
+    matrix: Packed
+    per_token: int
+    normalised: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One decoder layer; norms fp32, `gate_up` interleaved (`pack.interleave`), `window` 0 for none."""
+    """One decoder layer; norms fp32, `gate_up` interleaved (`pack.interleave`), `window` 0 for none. Without a router: one expert."""
 
     qkv: Packed
     output: Packed
-    gate_up: Packed
-    down: Packed
+    gate_up: Sequence[Packed]
+    down: Sequence[Packed]
     attention_norm: Floats
     mlp_norm: Floats
     query_norm: Floats | None
     key_norm: Floats | None
     window: int
+    router: Router | None = None
+
+    @property
+    def read(self) -> list[Packed]:
+        """As many matrices as a token meets."""
+        met = self.router.per_token if self.router else 1
+        return [self.qkv, self.output, *self.gate_up[:met], *self.down[:met]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,23 +109,43 @@ class Batch:
         )
 
 
-def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path = LIBRARY) -> str | None:
-    """Why the native ops cannot run here; None when they can."""
-    if not library.is_file():
+def chosen(cpuinfo: Path = Path("/proc/cpuinfo")) -> Variant | None:
+    """What of the libraries this processor can run, the best first; None: none of them."""
+    return next((variant for variant in VARIANTS if not lacking(variant, cpuinfo)), None)
+
+
+def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path | None = None) -> str | None:
+    """Why the native ops cannot run here; None when they can. `library`: in the place of what is chosen."""
+    variant = chosen(cpuinfo)
+    path = library or (VARIANTS[-1] if variant is None else variant).library
+    if not path.is_file():
         return "it was installed without the native library (no x86-64 C++ compiler when it was built)"
-    lines = (line.split(":", 1)[1].split() for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
-    lacking = sorted(set(FEATURES) - set(next(lines, ())))
-    if lacking:
-        return f"the CPU lacks {', '.join(lacking)}"
+    if variant is None:
+        return f"the CPU lacks {', '.join(lacking(VARIANTS[-1], cpuinfo))}"
     try:
-        loaded = ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return f"the native library cannot be loaded: {error}"
     return None if abi.sizes(loaded) == abi.SIZES else "the native library was built from other sources than these"
 
 
-def unfit(heads: int, head_dim: int, hidden: int, intermediate: int) -> str | None:
+def lacking(variant: Variant, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Instructions of a library that the processor does not have."""
+    lines = (line.split(":", 1)[1].split() for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return sorted(set(variant.features) - set(next(lines, ())))
+
+
+def _library() -> ctypes.CDLL:
+    variant = chosen()
+    if variant is None:
+        raise ValueError(f"the native ops cannot run here: {missing()}")
+    return abi.library(variant.library)
+
+
+def unfit(heads: int, head_dim: int, hidden: int, intermediate: int, experts: int = 0) -> str | None:
     """Why a decoder of these sizes cannot be packed; None when it can."""
+    if experts > _MAX_EXPERTS:
+        return f"a layer of {experts} experts has more than {_MAX_EXPERTS}"
     if head_dim % 16 or not 16 <= head_dim <= _MAX_HEAD_DIM:
         return f"a head of {head_dim} dimensions is none of 16, 32, … {_MAX_HEAD_DIM}"
     if hidden % GROUP or intermediate % GROUP or heads * head_dim % GROUP:
@@ -152,7 +189,7 @@ class NativeDecoder:
     """Holds weights and pages; not thread-safe. `pages` [layers, 2, blocks, kv_heads, 16 * head_dim] is zeros at first."""
 
     def __init__(self, decoder: Decoder, blocks: int, threads: int) -> None:
-        self._library = abi.library()
+        self._library = _library()
         self._kept = decoder
         self._adapters: dict[int, PackedAdapter] = {}
         self.vocab, self.hidden = decoder.head.outputs, decoder.norm.size
@@ -161,7 +198,7 @@ class NativeDecoder:
         self.pages = torch.zeros(size, dtype=torch.bfloat16)
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
-        layers = (abi.Layer * len(decoder.layers))(*map(_layer, decoder.layers))
+        self._layers = layers = (abi.Layer * len(decoder.layers))(*map(_layer, decoder.layers))  # keeps the lists of experts
         self._places = _Places(1, self._width)
         self._handle: int | None = self._library.pagoda_decoder_new(ctypes.byref(_shape(decoder, self.pages, threads)), layers)
         if self._handle is None:
@@ -222,9 +259,8 @@ class NativeDecoder:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the matrices: what any step reads of them, once."""
-        linears = [linear for layer in self._kept.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return sum(linear.nbytes for linear in (*linears, self._kept.head))
+        """Bytes of the matrices that a step of one token reads, once."""
+        return self._kept.head.nbytes + sum(linear.nbytes for layer in self._kept.layers for linear in layer.read)
 
     def copy_blocks(self, pairs: Ints) -> None:
         """Copy whole blocks, `pairs` [n, 2] source → destination, in all layers."""
@@ -238,7 +274,7 @@ class NativeDecoder:
 
 def read_bytes(memory: NDArray[np.uint8], threads: int) -> int:
     """Read `memory` once, as fast as it can be read; a checksum. For benchmarks."""
-    checksum: int = abi.library().pagoda_read(memory.ctypes.data, memory.size, threads)
+    checksum: int = _library().pagoda_read(memory.ctypes.data, memory.size, threads)
     return checksum
 
 
@@ -261,13 +297,20 @@ def _linear(packed: Packed) -> abi.Linear:
 
 
 def _layer(layer: Layer) -> abi.Layer:
-    linears = map(_linear, (layer.qkv, layer.output, layer.gate_up, layer.down))
-    return abi.Layer(*linears, *_addresses(layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm), layer.window)
+    router, norms = layer.router, _addresses(layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+    matrices = (_linear(layer.qkv), _linear(layer.output), _linears(layer.gate_up), _linears(layer.down))
+    if router is None:
+        return abi.Layer(*matrices, abi.Linear(), *norms, layer.window, 0, 0, 0)
+    return abi.Layer(*matrices, _linear(router.matrix), *norms, layer.window, len(layer.down), router.per_token, router.normalised)
+
+
+def _linears(packed: Sequence[Packed]) -> ctypes.Array[abi.Linear]:
+    return (abi.Linear * len(packed))(*map(_linear, packed))
 
 
 def _shape(decoder: Decoder, pages: Tensor, threads: int) -> abi.Shape:
-    first = decoder.layers[0]
-    sizes = (first.qkv.inputs, decoder.heads, decoder.kv_heads, decoder.head_dim, first.down.inputs, decoder.head.outputs)
+    intermediate = max((layer.down[0].inputs for layer in decoder.layers if layer.router is None), default=0)
+    sizes = (decoder.norm.size, decoder.heads, decoder.kv_heads, decoder.head_dim, intermediate, decoder.head.outputs)
     embedding = None if decoder.embedding is None else decoder.embedding.data_ptr()
     arrays = _addresses(decoder.norm, decoder.cos, decoder.sin)
     scale = decoder.head_dim**-0.5

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pagoda_daemon.lora.load import fused_adapter, packed_adapter
+from pagoda_daemon.model.config import ExpertNames, Experts
 from pagoda_kernels.cpu.native import missing
 from support.engine.native_reference import BLOCKS, Judge, batch, native, shape
 from support.engine.random_adapters import matrices, wide
@@ -14,6 +15,10 @@ SHAPES = {
     "a panel of all three": {"heads": 6, "hidden": 96, "kv_heads": 1},
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "wide": {"hidden": 256, "intermediate": 352},
+    "all of two experts in the first layer": {
+        "experts": Experts(2, 2, 64, True, ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")),
+        "sparse": (True, False),
+    },
 }
 RANKS = {
     "sixteen": lambda _: 16,
@@ -51,6 +56,7 @@ def cosines(left, right):
     return (left * right).sum(-1) / np.linalg.norm(left, axis=-1) / np.linalg.norm(right, axis=-1)
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_logits_are_those_of_the_torch_decoder(changes, rank):
@@ -65,6 +71,7 @@ def test_logits_are_those_of_the_torch_decoder(changes, rank):
     assert cosines(ours, native(spec).step(batch([(0, ids, 0)], table))).min() < 0.98
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
 def test_a_row_gets_the_same_bits_in_any_batch_and_in_any_pieces(changes, kind):
@@ -97,6 +104,7 @@ def test_the_likeliest_tokens_are_those_of_each_rows_adapter():
     assert not np.array_equal(plain, chosen)
 
 
+@pytest.mark.usefixtures("library")
 def test_int8_weights_meet_adapters_of_bf16():
     spec, ids, table = shape(hidden=256, intermediate=704), prompt(80), tables(1)
     found = matrices(spec, 3, RANKS["sixteen"], size=0.3)

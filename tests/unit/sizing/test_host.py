@@ -81,7 +81,7 @@ def terms(config, engine):
     spec, dtype = parse_spec(config), DTYPES[engine.dtype]
     if engine.quantization is None:
         yield needs(spec, engine, weight_bytes(spec, dtype), dtype.itemsize)
-    if engine.dtype == "bfloat16" and spec.experts is None:
+    if engine.dtype == "bfloat16":
         yield needs(spec, engine, packed_weight_bytes(spec, KINDS[engine.quantization]), 2, 4)
 
 

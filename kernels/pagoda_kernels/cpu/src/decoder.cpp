@@ -3,6 +3,7 @@
 // Numerics: weights, keys, values and the inputs of every matrix are bf16 (or 8 bits); sums, norms, softmax and the residual stream are
 // fp32. model/decoder.py in the daemon is the same mathematics in torch and the judge of this file.
 #include "border.h"
+#include "panels.h"
 
 namespace pagoda {
 
@@ -29,66 +30,6 @@ class Decoder::Stages {
 
 namespace {
 
-template <int R> void panel_sums(const Linear &linear, const Rows &x, int first, int panel, bool narrow, Sums<R> &sums) {
-    const int64_t start = static_cast<int64_t>(panel) * kPanel * linear.inputs;
-    const bf16 *wide = x.wide + static_cast<int64_t>(first) * linear.inputs;
-    if (linear.kind == Kind::kBf16) return panel_bf16<R>(wide, static_cast<const bf16 *>(linear.weight) + start, linear.inputs, *x.ahead, sums);
-    const uint8_t *weights = static_cast<const uint8_t *>(linear.weight) + start;
-    const bf16 *scales = linear.scale + start / kGroup;
-    if (narrow) panel_w8a8<R>(x, first, weights, scales, linear.inputs, sums);
-    else panel_w8a16<R>(wide, weights, scales, linear.inputs, sums);
-}
-
-template <int R, class Done> void tile_rows(const Linear &linear, const Rows &x, int first, int panel, bool narrow, const Done &done) {
-    Sums<R> sums;
-    done.before(first, R);
-    panel_sums<R>(linear, x, first, panel, narrow, sums);
-    for (int r = 0; r < R; ++r) {
-        if (linear.bias != nullptr)
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_add_ps(sums[r][v], _mm512_loadu_ps(linear.bias + panel * kPanel + v * 16));
-        done(first + r, panel, sums[r]);
-    }
-}
-
-template <class Done> void panel_rows(const Linear &linear, const Rows &x, int panel, bool narrow, const Done &done) {
-    int first = 0;
-    for (; x.count - first >= kTile; first += kTile) tile_rows<kTile>(linear, x, first, panel, narrow, done);
-    switch (x.count - first) {
-    case 5: return tile_rows<5>(linear, x, first, panel, narrow, done);
-    case 4: return tile_rows<4>(linear, x, first, panel, narrow, done);
-    case 3: return tile_rows<3>(linear, x, first, panel, narrow, done);
-    case 2: return tile_rows<2>(linear, x, first, panel, narrow, done);
-    case 1: return tile_rows<1>(linear, x, first, panel, narrow, done);
-    default: return;
-    }
-}
-
-// What is done with a panel's sums of a row.
-template <class Done> struct Plain {
-    const Done &done;
-    void before(int, int) const {}
-    void operator()(int row, int panel, __m512 (&sums)[kVectors]) const { done(row, panel, sums); }
-};
-
-// The same with what adapters add, which is asked for while the sums run.
-template <class Done> struct Adapted {
-    const Done &done;
-    const Adapters &adapters;
-    int layer;
-    const Spots &spots;
-    Ahead &ahead;
-    int inputs;
-    void before(int first, int count) const {
-        ahead.clear();
-        adapters.ask(layer, spots, first, count, ahead);
-        ahead.end_with(inputs / 2); // bf16 asks once for every pair of inputs; int8, of two halves of the rows, for every four
-    }
-    void operator()(int row, int panel, __m512 (&sums)[kVectors]) const {
-        adapters.add(layer, spots, row, sums);
-        done(row, panel, sums);
-    }
-};
-
 Widths widths_of(const PagodaShape &shape) {
     const int heads = shape.heads * shape.head_dim;
     return {heads / 16, shape.kv_heads * shape.head_dim / 16, shape.hidden / 16, {shape.hidden, heads, shape.hidden, shape.intermediate}};
@@ -109,6 +50,18 @@ Decoder::Decoder(const PagodaShape &shape, const PagodaLayer *layers)
     scratch_.narrow.resize(kTogether * widest);
     scratch_.scale.resize(kTogether * widest / kGroup);
     scratch_.shift.resize(kTogether * widest / kGroup);
+    room_for_experts();
+}
+
+void Decoder::room_for_experts() {
+    int experts = 0, each = 0, width = 0;
+    for (const PagodaLayer &layer : layers_) {
+        if (layer.experts == 0) continue;
+        experts = std::max(experts, layer.experts);
+        each = std::max(each, layer.per_token);
+        width = std::max(width, layer.down->inputs);
+    }
+    if (experts > 0) mixture_.resize(kTogether, shape_.layers, experts, each, shape_.hidden, width);
 }
 
 const char *Decoder::step(const PagodaStep &step) {
@@ -164,12 +117,12 @@ template <class Done> void Decoder::multiply(Stages &stages, const Product &prod
     });
 }
 
-void Decoder::narrow(Stages &stages, const bf16 *rows, int count, const Linear &next) {
+void Decoder::narrow(Stages &stages, const Factor *rows, int count, const Linear &next) {
     if (!is_narrow(next, count)) return;
     stages.each(kQuantise, count, [&](int row) { narrow_row(rows, row, next.inputs); });
 }
 
-void Decoder::narrow_row(const bf16 *rows, int row, int inputs) {
+void Decoder::narrow_row(const Factor *rows, int row, int inputs) {
     const size_t start = static_cast<size_t>(row) * inputs;
     quantise(rows + start, inputs, &scratch_.narrow[start], &scratch_.scale[start / kGroup], &scratch_.shift[start / kGroup]);
 }
@@ -185,8 +138,8 @@ void Decoder::norm(Stages &stages, int count, const float *weight, const Linear 
 void Decoder::attention(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
     norm(stages, part.count, layer.attention_norm, layer.qkv);
     const size_t width = static_cast<size_t>(layer.qkv.outputs);
-    multiply(stages, {Fused::kQkv, index, layer.qkv, scratch_.x.data(), part.count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-        for (int v = 0; v < kVectors && static_cast<size_t>(panel) * kPanel + v * 16 < width; ++v) _mm512_storeu_ps(&scratch_.fused[row * width + panel * kPanel + v * 16], sums[v]);
+    multiply(stages, {Fused::kQkv, index, layer.qkv, scratch_.x.data(), part.count}, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors && static_cast<size_t>(panel) * kPanel + v * 16 < width; ++v) store(&scratch_.fused[row * width + panel * kPanel + v * 16], sums[v]);
     });
     stages.each(kPlace, part.count * shape_.kv_heads, [&](int item) { place_token(part, layer, index, item / shape_.kv_heads, item % shape_.kv_heads); });
     stages.each(kAttend, static_cast<int>(scratch_.tiles.size()), [&](int item) { attend_tile(part, scratch_.tiles[item], index); });
@@ -195,10 +148,10 @@ void Decoder::attention(Stages &stages, const Part &part, const PagodaLayer &lay
 }
 
 void Decoder::add_residual(Stages &stages, const Product &product) {
-    multiply(stages, product, [&](int row, int panel, const __m512(&sums)[kVectors]) {
+    multiply(stages, product, [&](int row, int panel, const Floats(&sums)[kVectors]) {
         for (int v = 0; v < kVectors && panel * kPanel + v * 16 < shape_.hidden; ++v) {
             float *place = &scratch_.hidden[static_cast<size_t>(row) * shape_.hidden + panel * kPanel + v * 16];
-            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), sums[v]));
+            store(place, add(load(place), sums[v]));
         }
     });
 }
@@ -243,14 +196,69 @@ void Decoder::attend_tile(const Part &part, const Tile &tile, int layer) {
 }
 
 void Decoder::mlp(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
-    norm(stages, part.count, layer.mlp_norm, layer.gate_up);
-    multiply(stages, {Fused::kGateUp, index, layer.gate_up, scratch_.x.data(), part.count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-        bf16 *place = &scratch_.wide[static_cast<size_t>(row) * shape_.intermediate + panel * (kPanel / 2)];
-        store_bf16(place, _mm512_mul_ps(silu(sums[0]), sums[2]));
-        store_bf16(place + 16, _mm512_mul_ps(silu(sums[1]), sums[3]));
+    if (layer.experts > 0) return mix(stages, part, layer, index);
+    norm(stages, part.count, layer.mlp_norm, *layer.gate_up);
+    multiply(stages, {Fused::kGateUp, index, *layer.gate_up, scratch_.x.data(), part.count}, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+        store_gated(sums, &scratch_.wide[static_cast<size_t>(row) * shape_.intermediate + panel * (kPanel / 2)]);
     });
-    narrow(stages, scratch_.wide.data(), part.count, layer.down);
-    add_residual(stages, {Fused::kDown, index, layer.down, scratch_.wide.data(), part.count});
+    narrow(stages, scratch_.wide.data(), part.count, *layer.down);
+    add_residual(stages, {Fused::kDown, index, *layer.down, scratch_.wide.data(), part.count});
+}
+
+// The same for experts: every row of an expert's group meets its matrices, and a token sums up what its experts made of it.
+void Decoder::mix(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
+    const int hidden = shape_.hidden, width = layer.down->inputs, each = layer.per_token;
+    route(stages, part, layer, index);
+    const int hits = mixture_.hits(index), gates = layer.gate_up->panels(), downs = layer.down->panels();
+    stages.each(kGateUp, hits * gates, [&](int item) {
+        const Mixture::Group &group = mixture_.groups[item / gates];
+        const Factor *x = &mixture_.sorted[static_cast<size_t>(group.first) * hidden];
+        Factor *inner = &mixture_.inner[static_cast<size_t>(group.first) * width];
+        all_rows(layer.gate_up[group.expert], x, group.count, item % gates, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+            store_gated(sums, inner + static_cast<size_t>(row) * width + panel * (kPanel / 2));
+        });
+    });
+    stages.each(kDown, hits * downs, [&](int item) {
+        const Mixture::Group &group = mixture_.groups[item / downs];
+        const Factor *x = &mixture_.inner[static_cast<size_t>(group.first) * width];
+        float *out = &mixture_.out[static_cast<size_t>(group.first) * hidden];
+        all_rows(layer.down[group.expert], x, group.count, item % downs, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+            for (int v = 0; v < kVectors && panel * kPanel + v * 16 < hidden; ++v) store(out + static_cast<size_t>(row) * hidden + panel * kPanel + v * 16, sums[v]);
+        });
+    });
+    stages.each(kMix, part.count, [&](int token) { add_shares(token, each); });
+}
+
+// Choose each token's experts, and sort the rows by expert.
+void Decoder::route(Stages &stages, const Part &part, const PagodaLayer &layer, int index) {
+    const int hidden = shape_.hidden, each = layer.per_token;
+    norm(stages, part.count, layer.mlp_norm, layer.router);
+    stages.each(kRoute, layer.router.panels(), [&](int panel) {
+        all_rows(layer.router, scratch_.x.data(), part.count, panel, [&](int row, int at, const Floats(&sums)[kVectors]) {
+            for (int v = 0; v < kVectors; ++v) store(mixture_.logits_of(row) + at * kPanel + v * 16, sums[v]);
+        });
+    });
+    stages.each(kRoute, part.count, [&](int token) { mixture_.choose(token, layer.experts, each, layer.normalised != 0); });
+    stages.each(kRoute, 1, [&](int) { mixture_.group(index, part.count, layer.experts, each); });
+    stages.each(kMix, part.count, [&](int token) {
+        for (int slot = 0; slot < each; ++slot) {
+            Factor *to = &mixture_.sorted[static_cast<size_t>(mixture_.place[token * each + slot]) * hidden];
+            std::memcpy(to, &scratch_.x[static_cast<size_t>(token) * hidden], sizeof(Factor) * hidden);
+        }
+    });
+}
+
+// In the order of the shares, which is the token's own: so its sum does not depend on who else shares its experts.
+void Decoder::add_shares(int token, int each) {
+    float *to = &scratch_.hidden[static_cast<size_t>(token) * shape_.hidden];
+    for (int i = 0; i < shape_.hidden; i += 16) {
+        Floats sum = zeros();
+        for (int slot = 0; slot < each; ++slot) {
+            const float *row = &mixture_.out[static_cast<size_t>(mixture_.place[token * each + slot]) * shape_.hidden];
+            sum = fmadd(all_of(mixture_.share[token * each + slot]), load(row + i), sum);
+        }
+        store(to + i, add(load(to + i), sum));
+    }
 }
 
 void Decoder::logits(Stages &stages, const Part &part) {
@@ -266,8 +274,8 @@ void Decoder::logits(Stages &stages, const Part &part) {
         float *state = step.states + static_cast<size_t>(places[row]) * shape_.hidden;
         for (int i = 0; i < shape_.hidden; ++i) state[i] = to_float(scratch_.x[to + i]);
     });
-    multiply(stages, {Fused::kHead, 0, shape_.head, scratch_.x.data(), count}, [&](int row, int panel, const __m512(&sums)[kVectors]) {
-        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
+    multiply(stages, {Fused::kHead, 0, shape_.head, scratch_.x.data(), count}, [&](int row, int panel, const Floats(&sums)[kVectors]) {
+        for (int v = 0; v < kVectors; ++v) store(step.logits + places[row] * width + panel * kPanel + v * 16, sums[v]);
     });
     if (step.likeliest == nullptr) return;
     stages.each(kHead, count, [&](int row) {

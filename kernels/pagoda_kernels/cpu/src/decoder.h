@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "experts.h"
 #include "linear_int8.h"
 #include "low_rank.h"
 #include "rows.h"
@@ -13,13 +14,17 @@
 extern "C" {
 
 // Where a step's time goes; native.py has the names in this order.
-enum PagodaStage { kEmbed, kNorm, kQkv, kPlace, kAttend, kOutput, kGateUp, kDown, kHead, kQuantise, kShrink, kStages };
+enum PagodaStage { kEmbed, kNorm, kQkv, kPlace, kAttend, kOutput, kGateUp, kDown, kHead, kQuantise, kShrink, kRoute, kMix, kStages };
 
 struct PagodaLayer {
-    pagoda::Linear qkv, output, gate_up, down; // gate_up: panels of 32 gate and 32 up outputs
+    pagoda::Linear qkv, output;
+    const pagoda::Linear *gate_up, *down;      // of each expert, or of a dense layer the one; gate_up: panels of 32 gate and 32 up outputs
+    pagoda::Linear router;                     // bf16, [experts]
     const float *attention_norm, *mlp_norm;    // [hidden]
     const float *query_norm, *key_norm;        // [head_dim] or null
     int32_t window;                            // 0: none
+    int32_t experts, per_token;                // 0: a dense layer
+    int32_t normalised;                        // whether the shares of a token's experts sum to 1
 };
 
 struct PagodaShape {
@@ -54,11 +59,11 @@ struct PagodaStep {
 
 namespace pagoda {
 
-// Tokens that go through the layers together. Their activations stay in the second-level cache: 256 rows of 2,048 are 1 MiB as bf16.
+// Tokens that go through the layers together. Their activations stay in the caches: 256 rows of 2,048 are 1 MiB as bf16.
 constexpr int kTogether = 256;
 
 // What `pass` walks through: at most so many stages in a layer, and before and behind the layers.
-constexpr int kStagesOfLayer = 14, kStagesAround = 4;
+constexpr int kStagesOfLayer = 16, kStagesAround = 4;
 
 struct Tile { // queries of up to kQueries that attend together
     int32_t token, tokens, head, heads, kv_head;
@@ -66,7 +71,7 @@ struct Tile { // queries of up to kQueries that attend together
 
 struct Scratch {
     std::vector<float> hidden, fused;
-    std::vector<bf16> x, queries, wide;
+    std::vector<Factor> x, queries, wide;
     std::vector<int8_t> narrow;
     std::vector<float> scale;
     std::vector<int32_t> shift;
@@ -91,7 +96,7 @@ class Decoder {
         Fused fused;
         int layer;
         const Linear &linear;
-        const bf16 *x;
+        const Factor *x;
         int count;
     };
     class Stages;
@@ -101,11 +106,15 @@ class Decoder {
     void attention(Stages &stages, const Part &part, const PagodaLayer &layer, int index);
     void attend_tile(const Part &part, const Tile &tile, int layer);
     void mlp(Stages &stages, const Part &part, const PagodaLayer &layer, int index);
+    void mix(Stages &stages, const Part &part, const PagodaLayer &layer, int index);
+    void route(Stages &stages, const Part &part, const PagodaLayer &layer, int index);
+    void add_shares(int token, int each);
+    void room_for_experts();
     void logits(Stages &stages, const Part &part);
     void place_token(const Part &part, const PagodaLayer &layer, int index, int token, int kv_head);
     void norm(Stages &stages, int count, const float *weight, const Linear &next);
-    void narrow(Stages &stages, const bf16 *rows, int count, const Linear &next);
-    void narrow_row(const bf16 *rows, int row, int inputs);
+    void narrow(Stages &stages, const Factor *rows, int count, const Linear &next);
+    void narrow_row(const Factor *rows, int row, int inputs);
     bool is_narrow(const Linear &next, int count) const { return next.kind == Kind::kInt8 && count > shape_.wide_rows; }
     template <class Done> void multiply(Stages &stages, const Product &product, const Done &done);
     void add_residual(Stages &stages, const Product &product);
@@ -117,6 +126,7 @@ class Decoder {
     const std::vector<PagodaLayer> layers_;
     Team team_;
     Scratch scratch_;
+    Mixture mixture_;
     Adapters adapters_;
     uint64_t spent_[kStages] = {};
 };

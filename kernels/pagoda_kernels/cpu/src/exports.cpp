@@ -48,14 +48,14 @@ int64_t pagoda_read(const char *from, int64_t bytes, int32_t threads) {
     const int64_t share = bytes / shares / 128 * 128;
     team.run([&](int) {
         team.each(0, shares, [&](int index) {
-            __m512i even = _mm512_setzero_si512(), odd = even;
+            pagoda::Words even = pagoda::all_of(0), odd = even;
             for (const char *line = from + index * share, *end = line + share; line < end; line += 128) {
                 _mm_prefetch(line + pagoda::kAhead, _MM_HINT_T0);
                 _mm_prefetch(line + pagoda::kAhead + 64, _MM_HINT_T0);
-                even = _mm512_add_epi64(even, _mm512_loadu_si512(line));
-                odd = _mm512_add_epi64(odd, _mm512_loadu_si512(line + 64));
+                even = pagoda::add(even, pagoda::load_words(line));
+                odd = pagoda::add(odd, pagoda::load_words(line + 64));
             }
-            total += _mm512_reduce_add_epi64(_mm512_add_epi64(even, odd));
+            total += pagoda::sum_of(pagoda::add(even, odd));
         });
     });
     return total;

@@ -1,7 +1,7 @@
 // y = x W^T: the weights stream through once, the rows of x stay in cache.
 //
 // bf16 weights are packed in panels of 64 outputs, [panel][k / 2][64][2]: one contiguous stream for the prefetcher, and each 64-byte
-// line holds what one dot-product instruction needs. A row's sums run over k in one order whatever else is in the batch, so an answer
+// line holds the pairs of 16 outputs. A row's sums run over k in one order whatever else is in the batch, so an answer
 // does not depend on the batch, on chunking or on the number of threads.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace pagoda {
 
 constexpr int kPanel = 64;
 constexpr int kVectors = kPanel / 16;
-constexpr int kTile = 6; // 6 rows x 4 vectors of sums + 4 vectors of weights: 28 of 32 registers
+constexpr int kGroup = 32; // inputs of an 8-bit matrix that share a scale
 
 // Lines are asked for this far ahead of their use. Measured at 1 row, 512 MB of weights, one core: 11.8 GB/s without, 14.2 at 2 KB,
 // 15.0 at 4 KB, 14.7 at 8 KB, where plain reading gets 15.4: the hardware's own prefetcher stops at every page's end.
@@ -74,9 +74,9 @@ class Ahead {
     const char *at_ = nullptr;
 };
 
-// What the rows of x look like to the kernels: bf16 always, and beside it 8-bit where int8 weights want it (linear_int8.h).
+// What the rows of x look like to the kernels: factors always, and beside them 8-bit where int8 weights want it (linear_int8.h).
 struct Rows {
-    const bf16 *wide;
+    const Factor *wide;
     const int8_t *narrow;
     const float *scale;   // [rows, groups]
     const int32_t *shift; // [rows, groups]
@@ -84,35 +84,17 @@ struct Rows {
     Ahead *ahead;
 };
 
-template <int R> using Sums = __m512[R][kVectors];
+template <int R> using Sums = Floats[R][kVectors];
 
 // Always inlined: gcc takes a function that only prefetches for one without effect, and drops calls of it.
 __attribute__((always_inline)) inline void prefetch_lines(const void *from) {
     for (int v = 0; v < kVectors; ++v) _mm_prefetch(static_cast<const char *>(from) + kAhead + v * 64, _MM_HINT_T0);
 }
 
-// Sums of `R` rows, `stride` elements apart, over one panel.
-template <int R> inline void panel_bf16(const bf16 *x, const bf16 *panel, int inputs, Ahead &ahead, Sums<R> &sums) {
-    Sums<R> here; // through a reference, all 24 would be stored for every pair
-    for (auto &row : here)
-        for (auto &sum : row) sum = _mm512_setzero_ps();
-    const auto step = [&](int k) __attribute__((always_inline)) {
-        __m512bh weights[kVectors];
-        for (int v = 0; v < kVectors; ++v) weights[v] = load_pairs(panel + (k * kVectors + v * 2) * 16);
-        prefetch_lines(panel + k * kPanel);
-        for (int r = 0; r < R; ++r) {
-            const __m512bh pair = broadcast_pair(x + static_cast<int64_t>(r) * inputs + k);
-            for (int v = 0; v < kVectors; ++v) here[r][v] = _mm512_dpbf16_ps(here[r][v], weights[v], pair);
-        }
-    };
-    int k = 0;
-    for (const int quiet = 2 * ahead.quiet(inputs / 2); k < quiet; k += 2) step(k);
-    for (; k < inputs; k += 2) {
-        ahead.next();
-        step(k);
-    }
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = here[r][v];
-}
-
 } // namespace pagoda
+
+#ifdef __AVX512BF16__
+#include "panel_512.h"
+#else
+#include "panel_256.h"
+#endif

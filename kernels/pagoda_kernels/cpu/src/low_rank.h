@@ -25,43 +25,46 @@ struct PagodaLowRank {
 namespace pagoda {
 
 constexpr int kRanks = 16;
-constexpr int kChains = 4; // a row's sums run in four, of every fourth pair: one alone would wait 6 cycles for each instruction
 constexpr int kRowsOfChunk = 24; // rows of an adapter that one thread takes
 
 enum class Fused { kQkv, kOutput, kGateUp, kDown, kHead };
 constexpr int kAdaptable = 4; // the head is not
 
-// R rows of x times 16 ranks of A, as bf16.
-template <int R> inline void shrink_rows(const bf16 *const *x, const bf16 *ranks, int inputs, bf16 *const *low) {
-    __m512 sums[R][kChains];
+// R rows of x times 16 ranks of A, rounded to bf16.
+template <int R> inline void shrink_rows(const Factor *const *x, const bf16 *ranks, int inputs, Factor *const *low) {
+    Floats sums[R][kChains];
     for (auto &row : sums)
-        for (auto &sum : row) sum = _mm512_setzero_ps();
+        for (auto &sum : row) sum = zeros();
     for (int k = 0; k < inputs; k += 2 * kChains) {
-        __m512bh weights[kChains];
+        Pairs weights[kChains];
         for (int c = 0; c < kChains; ++c) weights[c] = load_pairs(ranks + (k + 2 * c) * kRanks);
         prefetch_lines(ranks + k * kRanks);
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < kChains; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights[c], broadcast_pair(x[r] + k + 2 * c));
+            for (int c = 0; c < kChains; ++c) sums[r][c] = dot(sums[r][c], weights[c], broadcast_pair(x[r] + k + 2 * c));
     }
-    for (int r = 0; r < R; ++r) store_bf16(low[r], _mm512_add_ps(_mm512_add_ps(sums[r][0], sums[r][1]), _mm512_add_ps(sums[r][2], sums[r][3])));
+    for (int r = 0; r < R; ++r) {
+        for (int step = 1; step < kChains; step *= 2)
+            for (int c = 0; c + step < kChains; c += 2 * step) sums[r][c] = add(sums[r][c], sums[r][c + step]);
+        store_factors(low[r], sums[r][0]);
+    }
 }
 
-inline void shrink_rows(int count, const bf16 *const *x, const bf16 *ranks, int inputs, bf16 *const *low) {
-    switch (count) {
-    case 6: return shrink_rows<6>(x, ranks, inputs, low);
-    case 5: return shrink_rows<5>(x, ranks, inputs, low);
-    case 4: return shrink_rows<4>(x, ranks, inputs, low);
-    case 3: return shrink_rows<3>(x, ranks, inputs, low);
-    case 2: return shrink_rows<2>(x, ranks, inputs, low);
-    default: return shrink_rows<1>(x, ranks, inputs, low);
+inline void shrink_rows(int count, const Factor *const *x, const bf16 *ranks, int inputs, Factor *const *low) {
+    if constexpr (kTile > 4) {
+        if (count == 6) return shrink_rows<6>(x, ranks, inputs, low);
+        if (count == 5) return shrink_rows<5>(x, ranks, inputs, low);
     }
+    if (count == 4) return shrink_rows<4>(x, ranks, inputs, low);
+    if (count == 3) return shrink_rows<3>(x, ranks, inputs, low);
+    if (count == 2) return shrink_rows<2>(x, ranks, inputs, low);
+    shrink_rows<1>(x, ranks, inputs, low);
 }
 
 // V neighbouring vectors of a module's outputs, B times `rank` ranks, onto `sums`; side by side, because each one's sums wait for each other.
-template <int V> inline void expand(const bf16 *outputs, const bf16 *low, int rank, __m512 *sums) {
+template <int V> inline void expand(const bf16 *outputs, const Factor *low, int rank, Floats *sums) {
     for (int r = 0; r < rank; r += 2) {
-        const __m512bh pair = broadcast_pair(low + r);
-        for (int v = 0; v < V; ++v) sums[v] = _mm512_dpbf16_ps(sums[v], load_pairs(outputs + (v * rank + r) * kRanks), pair);
+        const Pair pair = broadcast_pair(low + r);
+        for (int v = 0; v < V; ++v) sums[v] = dot(sums[v], load_pairs(outputs + (v * rank + r) * kRanks), pair);
     }
 }
 
@@ -125,7 +128,7 @@ class Adapters {
     int items(Fused fused) const { return fused == Fused::kHead ? 0 : static_cast<int>(chunks_.size()) * groups(fused); }
 
     // Sixteen ranks of one chunk's rows; `x` are the rows that meet the fused matrix.
-    void shrink(Fused fused, int layer, int item, const bf16 *x) {
+    void shrink(Fused fused, int layer, int item, const Factor *x) {
         const Chunk &chunk = chunks_[item / groups(fused)];
         const PagodaLowRank *modules = chunk.held->modules + layer * kModules;
         int group = item % groups(fused);
@@ -136,8 +139,8 @@ class Adapters {
         const bf16 *ranks = modules[module].shrink + static_cast<int64_t>(group) * kRanks * inputs;
         for (int first = chunk.begin, count; first < chunk.end; first += count) {
             count = std::min(kTile, chunk.end - first);
-            const bf16 *from[kTile];
-            bf16 *to[kTile];
+            const Factor *from[kTile];
+            Factor *to[kTile];
             for (int r = 0; r < count; ++r) {
                 const int64_t token = order_[first + r].second;
                 from[r] = x + token * inputs;
@@ -181,10 +184,10 @@ class Adapters {
     }
 
     // A panel's part of what a row's adapter adds.
-    void add(int layer, const Spots &spots, int row, __m512 (&sums)[kVectors]) const {
+    void add(int layer, const Spots &spots, int row, Floats (&sums)[kVectors]) const {
         if (of_[row] == nullptr) return;
         const PagodaLowRank *modules = of_[row]->modules + layer * kModules;
-        const bf16 *low = &low_[static_cast<size_t>(row) * width_];
+        const Factor *low = &low_[static_cast<size_t>(row) * width_];
         if (spots.together == kVectors) return add<kVectors>(modules, spots, 0, low, sums);
         if (spots.together == 2) return add<2>(modules, spots, 0, low, sums), add<2>(modules, spots, 2, low, sums);
         for (int v = 0; v < spots.count; ++v) add<1>(modules, spots, v, low, sums);
@@ -201,7 +204,7 @@ class Adapters {
     };
     static constexpr int kFirst[kAdaptable + 1] = {kQueryModule, kOutputModule, kGateModule, kDownModule, kModules};
 
-    template <int V> static void add(const PagodaLowRank *modules, const Spots &spots, int v, const bf16 *low, __m512 *sums) {
+    template <int V> static void add(const PagodaLowRank *modules, const Spots &spots, int v, const Factor *low, Floats *sums) {
         const PagodaLowRank &module = modules[spots.module[v]];
         const bf16 *outputs = module.expand + static_cast<int64_t>(spots.number[v]) * kRanks * module.rank;
         if (module.rank == kRanks) expand<V>(outputs, low + module.before, kRanks, sums + v); // what most adapters have, unrolled
@@ -230,7 +233,7 @@ class Adapters {
     std::vector<std::pair<int, int>> order_; // slot and token
     std::vector<Chunk> chunks_;
     int ranks_[kAdaptable] = {}; // the most of any adapter of the pass
-    std::vector<bf16> low_; // [tokens, width_]: A x, the modules of a fused matrix behind each other
+    std::vector<Factor> low_; // [tokens, width_]: A x, the modules of a fused matrix behind each other
 };
 
 } // namespace pagoda

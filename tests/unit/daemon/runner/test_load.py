@@ -128,10 +128,14 @@ def test_nothing_of_a_step_is_left_on_the_cpu_where_the_model_lives_on_a_device(
 
 
 @native
-@pytest.mark.parametrize("tied", [False, True])
-def test_int8_answers_as_bf16_does(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"tie_word_embeddings": False}, {"tie_word_embeddings": True}, {**EXPERTS, "num_experts_per_tok": 2}],
+    ids=["two tables", "one table", "experts"],
+)
+def test_int8_answers_as_bf16_does(tmp_path: Path, changes: dict[str, Any]) -> None:
     step, wanted = prompt(40), np.arange(80)
-    exact, narrow = (load(tmp_path, {"tie_word_embeddings": tied}, quantization=kind) for kind in (None, "int8"))
+    exact, narrow = (load(tmp_path, changes, quantization=kind) for kind in (None, "int8"))
     assert (exact.by, narrow.by) == ("native ops", "native ops")
     assert narrow.weight_bytes < 0.7 * exact.weight_bytes
     found = torch.nn.functional.cosine_similarity(exact.forward.logits(step, wanted), narrow.forward.logits(step, wanted))
@@ -153,7 +157,7 @@ def test_tokens_are_answered_in_the_order_in_which_they_are_asked_for(tmp_path: 
     [
         ({}, {"dtype": "float32"}, "dtype float32"),
         ({}, {"block_size": 32}, "blockSize 32"),
-        (EXPERTS, {}, "experts are computed by torch"),
+        pytest.param({**EXPERTS, "intermediate_size": 720}, {}, "intermediate 720", marks=native),
         pytest.param({"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}, {}, "3 heads of 16", marks=native),
     ],
 )
