@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "common"))
 
 from engine_models import CONTEXT, write_model
 from local_engine import Ours
-from pagoda_kernels.cpu.native import chosen
+from pagoda_kernels.cpu.choice import chosen
 
 VOCAB: Final = 8192
 SHARED: Final = {

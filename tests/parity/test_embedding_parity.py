@@ -12,7 +12,7 @@ import torch
 from pagoda_contracts.launch import DaemonConfig, EngineConfig, ModelConfig
 from pagoda_daemon.core.sampling import Sampling
 from pagoda_daemon.runner.model_worker import ModelWorker
-from pagoda_kernels.cpu.native import missing
+from pagoda_kernels.cpu.choice import missing
 from support.engine.drive import Drive
 from support.engine.tiny_families import VOCAB, make_model
 from transformers import PreTrainedModel

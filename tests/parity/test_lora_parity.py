@@ -17,7 +17,7 @@ from pagoda_daemon.model.packed_lowrank import NativeAdapter
 from pagoda_daemon.runner.forward import NativeForward, TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.scheduler.plan import plan
-from pagoda_kernels.cpu.native import missing
+from pagoda_kernels.cpu.choice import missing
 from support.engine.drive import Drive
 from support.engine.tiny_adapters import ATTENTION, make_adapter
 from support.engine.tiny_families import FAMILIES, VOCAB, make_model

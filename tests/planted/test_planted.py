@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pagoda_kernels.cpu import native
+from pagoda_kernels.cpu import choice
 from support.judges.source_rules import COMPONENTS
 from support.suite.planted import Fault, known_faults, planted
 
@@ -49,8 +49,8 @@ def compiled(copy: Path, fault: Fault) -> None:
     """The copy's native ops, from its sources as they are now."""
     if "/cpu/src/" not in fault.file:
         return
-    if native.missing() is not None:
-        pytest.skip(f"the native ops do not run here: {native.missing()}")
+    if choice.missing() is not None:
+        pytest.skip(f"the native ops do not run here: {choice.missing()}")
     for library in (copy / "kernels").rglob("*.so"):
         library.unlink()
     own = os.environ | {"PYTHONPATH": str(copy / "kernels")}

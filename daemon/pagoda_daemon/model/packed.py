@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagoda_kernels.cpu.native import Decoder, Layer, Router, missing, unfit
+from pagoda_kernels.cpu.choice import missing
+from pagoda_kernels.cpu.native import Decoder, Layer, Router, unfit
 from pagoda_kernels.cpu.pack import BF16, INT8, Arena, Packed, forget, interleave, pack, packed_bytes
 from torch import Tensor
 

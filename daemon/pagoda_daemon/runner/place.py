@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-from pagoda_kernels.cpu.native import chosen
+from pagoda_kernels.cpu.choice import chosen
 
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.runner.host import Host, Memory

@@ -30,7 +30,7 @@ class Variant:
         return FOLDER / f"_decoder_{self.name}.so"
 
 
-# Written out instead of -march=native: the wheel runs on other machines than the one that built it. `native.chosen` looks for them.
+# Written out instead of -march=native: the wheel runs on other machines than the one that built it. `choice.chosen` looks for them.
 VARIANTS: Final = (
     Variant("avx512", "AVX-512 BF16", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma")),
     Variant("avx2", "AVX2", ("avx2", "fma")),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagoda_kernels.cpu import abi
-from pagoda_kernels.cpu.build import VARIANTS, Variant
+from pagoda_kernels.cpu.choice import library
 from pagoda_kernels.cpu.low_rank import MODULES, PackedAdapter
 from pagoda_kernels.cpu.pack import GROUP, PANEL, Packed
 
@@ -109,39 +108,6 @@ class Batch:
         )
 
 
-def chosen(cpuinfo: Path = Path("/proc/cpuinfo")) -> Variant | None:
-    """What of the libraries this processor can run, the best first; None: none of them."""
-    return next((variant for variant in VARIANTS if not lacking(variant, cpuinfo)), None)
-
-
-def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path | None = None) -> str | None:
-    """Why the native ops cannot run here; None when they can. `library`: in the place of what is chosen."""
-    variant = chosen(cpuinfo)
-    path = library or (VARIANTS[-1] if variant is None else variant).library
-    if not path.is_file():
-        return "it was installed without the native library (no x86-64 C++ compiler when it was built)"
-    if variant is None:
-        return f"the CPU lacks {', '.join(lacking(VARIANTS[-1], cpuinfo))}"
-    try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the native library cannot be loaded: {error}"
-    return None if abi.sizes(loaded) == abi.SIZES else "the native library was built from other sources than these"
-
-
-def lacking(variant: Variant, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Instructions of a library that the processor does not have."""
-    lines = (line.split(":", 1)[1].split() for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
-    return sorted(set(variant.features) - set(next(lines, ())))
-
-
-def _library() -> ctypes.CDLL:
-    variant = chosen()
-    if variant is None:
-        raise ValueError(f"the native ops cannot run here: {missing()}")
-    return abi.library(variant.library)
-
-
 def unfit(heads: int, head_dim: int, hidden: int, intermediate: int, experts: int = 0) -> str | None:
     """Why a decoder of these sizes cannot be packed; None when it can."""
     if experts > _MAX_EXPERTS:
@@ -189,7 +155,7 @@ class NativeDecoder:
     """Holds weights and pages; not thread-safe. `pages` [layers, 2, blocks, kv_heads, 16 * head_dim] is zeros at first."""
 
     def __init__(self, decoder: Decoder, blocks: int, threads: int) -> None:
-        self._library = _library()
+        self._library = library()
         self._kept = decoder
         self._adapters: dict[int, PackedAdapter] = {}
         self.vocab, self.hidden = decoder.head.outputs, decoder.norm.size
@@ -274,7 +240,7 @@ class NativeDecoder:
 
 def read_bytes(memory: NDArray[np.uint8], threads: int) -> int:
     """Read `memory` once, as fast as it can be read; a checksum. For benchmarks."""
-    checksum: int = _library().pagoda_read(memory.ctypes.data, memory.size, threads)
+    checksum: int = library().pagoda_read(memory.ctypes.data, memory.size, threads)
     return checksum
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pagoda_daemon.lora.load import fused_adapter, packed_adapter
 from pagoda_daemon.model.config import ExpertNames, Experts
-from pagoda_kernels.cpu.native import missing
+from pagoda_kernels.cpu.choice import missing
 from support.engine.native_reference import BLOCKS, Judge, batch, native, shape
 from support.engine.random_adapters import matrices, wide
 

@@ -10,7 +10,8 @@ from numpy._core import _multiarray_umath
 from pagoda_daemon.model.config import ExpertNames, Experts
 from pagoda_daemon.model.packed import Packer
 from pagoda_daemon.model.weights import destinations
-from pagoda_kernels.cpu.native import NativeDecoder, chosen, missing, unfit
+from pagoda_kernels.cpu.choice import chosen, missing
+from pagoda_kernels.cpu.native import NativeDecoder, unfit
 from support.engine.native_reference import BLOCKS, POSITIONS, Judge, batch, native, shape, weights_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"native ops: {missing()}")

@@ -21,7 +21,7 @@ from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.host import Host, Memory
 from pagoda_daemon.runner.load import Loaded, load_forward
 from pagoda_daemon.runner.place import memory_at, place_of
-from pagoda_kernels.cpu.native import missing
+from pagoda_kernels.cpu.choice import missing
 from safetensors.torch import save_file
 from support.engine.native_reference import weights_of
 from torch._subclasses import fake_tensor

@@ -17,7 +17,7 @@ from pagoda_daemon.model.weights import destinations
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.load import Loaded, load_forward
 from pagoda_daemon.runner.model_worker import ModelWorker
-from pagoda_kernels.cpu.native import missing
+from pagoda_kernels.cpu.choice import missing
 from safetensors.torch import save_file
 from support.engine.adapter_files import matrices, write_adapter
 from support.engine.drive import Drive
