@@ -21,7 +21,7 @@ from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.host import Host, Memory
 from pagoda_daemon.runner.load import Loaded, load_forward
 from pagoda_daemon.runner.place import memory_at, place_of
-from pagoda_kernels.cpu.choice import missing
+from pagoda_kernels.cpu.choice import chosen, missing
 from safetensors.torch import save_file
 from support.engine.native_reference import weights_of
 from torch._subclasses import fake_tensor
@@ -125,6 +125,13 @@ def test_nothing_of_a_step_is_left_on_the_cpu_where_the_model_lives_on_a_device(
             wanted = wanted_logits(plan)
             logits = forward.logits(plan, wanted)
             assert (logits.device.type, tuple(logits.shape)) == ("cuda", (wanted.size, spec.vocab_size))
+
+
+@native
+def test_what_computes_is_told_with_its_instructions(tmp_path: Path) -> None:
+    ours, torchs = load(tmp_path, {}), load(tmp_path, {}, block_size=32)
+    assert chosen().instructions in ours.limits.computed_by
+    assert torchs.limits.computed_by.endswith("PyTorch")
 
 
 @native
