@@ -30,7 +30,7 @@ from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.fused import FusedDecoder, not_fused
-from pagoda_daemon.model.loader import load_tensors
+from pagoda_daemon.model.loader import Reading, load_tensors
 from pagoda_daemon.model.quantised import FORMATS, Format, Quantiser, not_quantised, quantised, quantised_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, linears, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
@@ -143,10 +143,10 @@ def _read(directory: Path, spec: ModelSpec, place: torch.device, kind: Format | 
     if kind is None:
         with place:
             weights = allocate(spec, _DTYPE)
-        load_tensors(directory, destinations(spec, weights), progress)
+        load_tensors(directory, destinations(spec, weights), progress, Reading(stored=spec.stored))
         return weights
     reading = Quantiser(spec, _DTYPE, place, kind)
-    load_tensors(directory, reading.places, progress, reading.filled)
+    load_tensors(directory, reading.places, progress, Reading(reading.filled, spec.stored))
     return reading.weights()
 
 

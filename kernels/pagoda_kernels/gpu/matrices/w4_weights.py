@@ -94,10 +94,31 @@ def _quantised(weight: Tensor) -> Weights4:
     return packed_w4(levels.view(outputs, -1)[:, :inputs], scales[..., 0], None)
 
 
+def awq_levels(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
+    """Return levels [outputs, inputs] and zeros [outputs, groups] of AWQ's int32 [inputs, outputs / 8] and [groups, outputs / 8]."""
+    levels, zeros = (_columns(words, _AWQ_ORDER) for words in (qweight, qzeros))
+    return levels.T, zeros.T
+
+
+def gptq_levels(qweight: Tensor, qzeros: Tensor, *, one_less: bool) -> tuple[Tensor, Tensor]:
+    """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8]. one_less: as of from_gptq."""
+    levels = _columns(qweight.T, range(8))
+    return levels, _columns(qzeros, range(8)).T[: len(levels)] + int(one_less)
+
+
+def of_groups(numbers: Tensor, inputs: int) -> Tensor:
+    """Return [outputs, groups of 128] of [outputs, groups]. Longer groups are several of 128; ValueError for shorter ones."""
+    size = -(-inputs // numbers.shape[1])
+    if size % GROUP and numbers.shape[1] > 1:
+        raise ValueError(f"the group size must be {GROUP} or a multiple of it, got {size}")
+    return numbers.repeat_interleave(-(-size // GROUP), dim=1)[:, : -(-inputs // GROUP)].contiguous()
+
+
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Weights4:
     """Return the weights of an AWQ checkpoint: int32 [inputs, outputs / 8], int32 [groups, outputs / 8], [groups, outputs]."""
-    levels, zeros = (_columns(words, _AWQ_ORDER) for words in (qweight, qzeros))
-    return packed_w4(levels.T, _of_groups(scales, len(levels)), _of_groups(zeros, len(levels)))
+    levels, zeros = awq_levels(qweight, qzeros)
+    inputs = levels.shape[1]
+    return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, one_less: bool = True) -> Weights4:
@@ -105,24 +126,14 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | N
 
     one_less: qzeros hold the zeros minus 1, as all but the format "gptq_v2" do. g_idx: the group of each input; ValueError unless in order.
     """
-    levels = _columns(qweight.T, range(8))
+    levels, zeros = gptq_levels(qweight, qzeros, one_less=one_less)
     inputs, groups = levels.shape[1], scales.shape[0]
     if g_idx is not None and not torch.equal(g_idx.long().cpu(), torch.arange(inputs) // -(-inputs // groups)):
         raise ValueError("g_idx must count up in whole groups: weights that were quantised with act_order (desc_act) are not supported")
-    zeros = _columns(qzeros, range(8)) + int(one_less)
-    return packed_w4(levels, _of_groups(scales, inputs), _of_groups(zeros, inputs))
+    return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
 
 
 def _columns(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
     """uint8 [rows, 8 * columns] of int32 `words` [rows, columns]: nibble i of a word is its column order[i]."""
     nibbles = torch.stack([(words >> 4 * order.index(column) & _MOST).to(torch.uint8) for column in range(8)], dim=-1)
     return nibbles.flatten(-2)
-
-
-def _of_groups(numbers: Tensor, inputs: int) -> Tensor:
-    """[outputs, groups of 128] of [groups, outputs]. Longer groups are several of 128 with one scale; ValueError for shorter ones."""
-    size = -(-inputs // len(numbers))
-    if size % GROUP and len(numbers) > 1:
-        raise ValueError(f"the group size must be {GROUP} or a multiple of it, got {size}")
-    repeated = numbers.repeat_interleave(-(-size // GROUP), dim=0)
-    return repeated[: -(-inputs // GROUP)].T.contiguous()
