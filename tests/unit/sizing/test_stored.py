@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
+from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.config import parse_spec
 from pagoda_sizing.config import declared_quantisation
+from pagoda_sizing.families import parse_model
+from pagoda_sizing.published import published_model
+from pagoda_sizing.replica import Requirement, on_cpu, on_device
 from pagoda_sizing.served import unserved
 from pagoda_sizing.stored import conflict, form_of, stored_as
 from support.engine.quantised_files import CONFIG, FORMATS
@@ -102,3 +106,51 @@ def test_models_with_experts_are_served_only_if_they_are_not_quantised() -> None
 )
 def test_a_format_that_contradicts_the_stored_one_is_named(form: str, quantization: str, why: str) -> None:
     assert (why in conflict(form, quantization)) if why else conflict(form, quantization) == ""
+
+
+LLAMA = published_model("meta-llama/Llama-3.1-8B").config
+A100, H100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
+
+
+def required(name: str, **engine: Any) -> Requirement:
+    model = parse_model(LLAMA | {"quantization_config": FORMATS[name].config})
+    return Requirement(model, EngineSpec.model_validate({"maxModelLen": 4096} | engine))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "product", "gigabytes"),
+    [
+        ("fp8", {}, H100, 9.1),
+        ("fp8-blocks", {}, "", 9.1),
+        ("fp8", {}, A100, 16.1),  # no fp8: read as bf16
+        ("compressed-int8", {}, A100, 9.1),
+        ("awq", {}, A100, 5.8),
+        ("gptq", {"quantization": "int4"}, A100, 5.8),
+        ("awq-64", {}, A100, 16.1),
+        ("awq", {"deterministic": True}, A100, 16.1),
+        ("awq", {"dtype": "float32"}, A100, 32.1),
+    ],
+)
+def test_a_device_is_counted_with_what_the_daemon_holds_there(name: str, engine: dict[str, Any], product: str, gigabytes: float) -> None:
+    """8.03 G parameters, of which 1.05 G are embedding and head."""
+    asked = required(name, **engine)
+    launch = asked.launch(cuda=True, product=product)
+    wide = launch.item_bytes // 2 if launch.quantisation == "bf16" else 1
+    assert asked.model.weight_bytes(launch.quantisation) * wide / 10**9 == pytest.approx(gigabytes, abs=0.1)
+    room = int(gigabytes * 10**9) + (5 << 30)
+    assert on_device(asked, room, product).why == ""
+    assert "for weights" in on_device(asked, int(gigabytes * 10**9), product).why
+
+
+@pytest.mark.parametrize("name", ["fp8", "awq", "compressed-int4"])
+def test_a_cpu_is_counted_with_the_bytes_of_bf16(name: str) -> None:
+    plain = Requirement(parse_model(LLAMA), EngineSpec.model_validate({"maxModelLen": 4096}))
+    verdicts = [on_cpu(one, 12 << 30).why for one in (required(name), plain)]
+    assert verdicts[0] == verdicts[1] != ""
+    assert on_cpu(required(name, quantization="int8"), 12 << 30).why == ""
+
+
+def test_a_format_that_contradicts_the_stored_one_is_refused_on_devices_only() -> None:
+    asked = required("awq", quantization="int8")
+    assert on_device(asked, 80 << 30, H100).why == conflict("int4", "int8")
+    assert on_cpu(asked, 80 << 30).why == ""

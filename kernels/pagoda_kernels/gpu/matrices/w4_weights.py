@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 GROUP: Final = 128
 SLAB: Final = 64
-_MIDDLE: Final = 8
+MIDDLE: Final = 8
 _MOST: Final = 15
 _PART: Final = 2048  # outputs that are quantised at once: float32 and indices take seven times their bytes in bf16
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -48,9 +48,9 @@ class Weights4:
         return Weights4(self.packed[slabs], self.scales[slabs], zeros, min(end, self.outputs) - first, self.inputs)
 
 
-def w4_bytes(outputs: int, inputs: int) -> int:
-    """Of the symmetric weights of a matrix, with scales of two bytes."""
-    return -(-outputs // (2 * SLAB)) * 2 * SLAB * -(-inputs // GROUP) * (GROUP // 2 + 2)
+def w4_bytes(outputs: int, inputs: int, *, zeros: bool = False) -> int:
+    """Of the weights of a matrix, with scales of two bytes. `zeros`: they are not symmetric."""
+    return -(-outputs // (2 * SLAB)) * 2 * SLAB * -(-inputs // GROUP) * (GROUP // 2 + 2 + int(zeros))
 
 
 def packed_w4(levels: Tensor, scales: Tensor, zeros: Tensor | None) -> Weights4:
@@ -68,7 +68,7 @@ def packed_w4(levels: Tensor, scales: Tensor, zeros: Tensor | None) -> Weights4:
     packed = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=levels.device)
     for place in range(8):
         packed |= nibbles[..., place].int() << (16 * (place // 4) + 4 * (place % 4))
-    kept = None if zeros is None or bool((zeros == _MIDDLE).all()) else _by_slab(pad(zeros.to(torch.uint8), (0, 0, 0, more)))
+    kept = None if zeros is None or bool((zeros == MIDDLE).all()) else _by_slab(pad(zeros.to(torch.uint8), (0, 0, 0, more)))
     return Weights4(packed.view(-1, groups, SLAB * GROUP // 8), _by_slab(pad(scales, (0, 0, 0, more))), kept, outputs, inputs)
 
 
@@ -88,9 +88,9 @@ def _quantised(weight: Tensor) -> Weights4:
     outputs, inputs = weight.shape
     grouped = pad(weight.float(), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
     furthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scales = (furthest / -_MIDDLE).to(weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16)
+    scales = (furthest / -MIDDLE).to(weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16)
     steps = scales.float().where(scales != 0, torch.ones_like(furthest))
-    levels = (grouped / steps).round_().add_(_MIDDLE).clamp_(0, _MOST).to(torch.uint8)
+    levels = (grouped / steps).round_().add_(MIDDLE).clamp_(0, _MOST).to(torch.uint8)
     return packed_w4(levels.view(outputs, -1)[:, :inputs], scales[..., 0], None)
 
 
