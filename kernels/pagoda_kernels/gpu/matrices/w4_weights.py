@@ -19,8 +19,6 @@ SLAB: Final = 64
 MIDDLE: Final = 8
 _MOST: Final = 15
 _PART: Final = 2048  # outputs that are quantised at once: float32 and indices take seven times their bytes in bf16
-_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Nibble i of an AWQ word holds column _AWQ_ORDER[i] of its eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +94,14 @@ def _quantised(weight: Tensor) -> Weights4:
 
 def awq_levels(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
     """Return levels [outputs, inputs] and zeros [outputs, groups] of AWQ's int32 [inputs, outputs / 8] and [groups, outputs / 8]."""
-    levels, zeros = (_columns(words, _AWQ_ORDER) for words in (qweight, qzeros))
+    levels, zeros = (_columns(words, awq=True) for words in (qweight, qzeros))
     return levels.T, zeros.T
 
 
 def gptq_levels(qweight: Tensor, qzeros: Tensor, *, one_less: bool) -> tuple[Tensor, Tensor]:
     """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8]. one_less: as of from_gptq."""
-    levels = _columns(qweight.T, range(8))
-    return levels, _columns(qzeros, range(8)).T[: len(levels)] + int(one_less)
+    levels = _columns(qweight.T)
+    return levels, _columns(qzeros).T[: len(levels)] + int(one_less)
 
 
 def of_groups(numbers: Tensor, inputs: int) -> Tensor:
@@ -133,7 +131,10 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | N
     return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
 
 
-def _columns(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
-    """uint8 [rows, 8 * columns] of int32 `words` [rows, columns]: nibble i of a word is its column order[i]."""
-    nibbles = torch.stack([(words >> 4 * order.index(column) & _MOST).to(torch.uint8) for column in range(8)], dim=-1)
-    return nibbles.flatten(-2)
+def _columns(words: Tensor, *, awq: bool = False) -> Tensor:
+    """uint8 [rows, 8 * columns] of int32 `words` [rows, columns]. Nibble i is a column i; of AWQ, a column 2 * (i % 4) + i // 4.
+
+    By bytes, of which torch takes four times as many at once as words."""
+    pairs = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    nibbles = torch.stack((pairs & _MOST, pairs >> 4), dim=-1)
+    return nibbles.view(*words.shape, 2, 4).transpose(-1, -2).flatten(1) if awq else nibbles.flatten(1)
