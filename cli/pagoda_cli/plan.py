@@ -24,7 +24,7 @@ from pagoda_cli.errors import CliError
 from pagoda_cli.kubectl import Access
 from pagoda_cli.plan_cluster import Request, place_services
 from pagoda_cli.plan_model import Found, find_model
-from pagoda_cli.plan_service import Asked, recommendation, runs
+from pagoda_cli.plan_service import Asked, held, recommendation, runs
 from pagoda_cli.plan_text import Offer, show
 
 DEFAULT_CONTEXT = 4096
@@ -98,11 +98,13 @@ def _compare(found: Found, options: Options, *, as_json: bool) -> None:
     ask = _ask(options, parsed, found.config)
     why = unserved(found.config) or misshapen(parsed)
     devices = tuple(map(as_sold, priced(_devices(options.device), _prices(options.price))))
-    offers = [Offer(row, each) for row, each in zip(plan(parsed, devices, ask), devices, strict=True)]
+    stored = "bf16" if why else parsed.stored
+    forms = {each.name: held(each, ask.quantisation, stored) for each in devices}
+    offers = [Offer(plan(parsed, (each,), replace(ask, quantisation=forms[each.name]))[0], each) for each in devices]
     if options.as_yaml:
         print(recommendation(Asked(found, parsed, ask, why), offers), end="")
         return
-    able = [device.name for device in devices if runs(device, ask.quantisation)]
+    able = [device.name for device in devices if runs(device, forms[device.name])]
     why = why or ("" if able else f"no daemon runs {ask.quantisation} weights on these devices")
     if as_json:
         print(json.dumps(_document(parsed, ask, offers) | {"unserved": why}, indent=2))
@@ -111,6 +113,9 @@ def _compare(found: Found, options: Options, *, as_json: bool) -> None:
         if why:
             # The table still answers what another engine needs.
             print(f"No daemon serves this model: {why}")
+        elif whole := [name for name, form in forms.items() if form != ask.quantisation]:
+            verb = "has" if len(whole) == 1 else "have"
+            print(f"Weights are held in bf16 on {', '.join(whole)}, which {verb} no kernels for {ask.quantisation}.")
         elif len(able) < len(devices):
             print(f"Daemons run {ask.quantisation} weights on {', '.join(able)} only.")
 

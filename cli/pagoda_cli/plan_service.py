@@ -42,22 +42,28 @@ def recommendation(asked: Asked, offers: Sequence[Offer]) -> str:
     if asked.unserved:
         raise CliError(f"--yaml: no daemon serves this model: {asked.unserved}")
     candidates = fitting(offers, each_form=True)
-    served = [offer for offer in candidates if not _unusable(offer, asked.ask)]
+    served = [offer for offer in candidates if not _unusable(offer, asked.ask, asked.model.stored)]
     if not served:
-        raise CliError(f"--yaml: no device {_none(candidates, offers, asked.ask)}")
+        raise CliError(f"--yaml: no device {_none(candidates, offers, asked)}")
     chosen, document = served[0], _document(asked, served[0])
     if problems := judge(document):
         raise CliError(f"--yaml: {problems[0].where}: {problems[0].message}")
     return _commented(dump_yaml(document), _reasons(asked, chosen), _head(chosen, served[1:]))
 
 
-def _unusable(offer: Offer, ask: Ask) -> str:
+def _unusable(offer: Offer, ask: Ask, stored: str) -> str:
     """Why Pagoda cannot use a device that fits; empty if it can."""
     if not _has_daemon(offer):
         return "there is no daemon for it"
-    if not runs(offer.device, ask.quantisation):
+    if not runs(offer.device, held(offer.device, ask.quantisation, stored)):
         return f"the daemon does not run {ask.quantisation} weights on it"
     return "" if keeps(offer.device, ask.kv_dtype) else f"the daemon does not keep keys and values as {ask.kv_dtype} on it"
+
+
+def held(device: Device, quantisation: str, stored: str) -> str:
+    """What a daemon holds weights in on a device: bf16 if they are stored in a format for which it has no kernels."""
+    known = device.name == CPU or device.product.partition("-MIG-")[0] in products()
+    return "bf16" if known and quantisation == stored and not runs(device, quantisation) else quantisation
 
 
 def runs(device: Device, quantisation: str) -> bool:
@@ -73,10 +79,10 @@ def keeps(device: Device, kv_dtype: str) -> bool:
     return kv_dtype == "bf16" or (device.name != CPU and not no_kept(device.product.partition("-MIG-")[0], _KEPT[kv_dtype]))
 
 
-def _none(candidates: Sequence[Offer], offers: Sequence[Offer], ask: Ask) -> str:
+def _none(candidates: Sequence[Offer], offers: Sequence[Offer], asked: Asked) -> str:
     if candidates:
         nearest = next((offer for offer in candidates if _has_daemon(offer)), candidates[0])
-        return f"that fits can be used: {nearest.device.name}: {_unusable(nearest, ask)}"
+        return f"that fits can be used: {nearest.device.name}: {_unusable(nearest, asked.ask, asked.model.stored)}"
     later = sorted((offer for offer in offers if offer.row.verdict is Verdict.LATER and _has_daemon(offer)), key=lambda offer: offer.order)
     return f"fits: {later[0].device.name}: {later[0].row.why}" if later else "fits; pagoda plan without --yaml says why"
 
@@ -94,7 +100,7 @@ def service_name(text: str) -> str:
 
 def _document(asked: Asked, offer: Offer) -> dict[str, Any]:
     name, ask = service_name(asked.found.name), asked.ask
-    quantised = {} if ask.quantisation == "bf16" else {"quantization": ask.quantisation}
+    quantised = {} if ask.quantisation in ("bf16", asked.model.stored) else {"quantization": ask.quantisation}
     kept = {} if ask.kv_dtype == "bf16" else {"kvCache": {"dtype": _KEPT[ask.kv_dtype]}}
     promised = {"ttft": ask.ttft_s, "itl": ask.tpot_s}
     slo = {key: f"{round(1000 * seconds)}ms" for key, seconds in promised.items() if seconds is not None}

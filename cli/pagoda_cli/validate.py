@@ -117,7 +117,8 @@ def _verdict(required: Requirement, entry: Accelerator) -> str:
     if entry.cpu is not None:
         judged = [on_cpu(required, int(parse_quantity(entry.cpu.memory)))]
     else:
-        judged = [Judged(why) if why else on_device(required, memory) for memory, why in sorted(_devices(entry, required.engine))]
+        named = sorted(_devices(entry, required.engine))
+        judged = [Judged(one.why) if one.why else on_device(required, one.memory, one.product) for one in named]
     if judged and all(one.why for one in judged):
         return f"refused: {judged[-1].why}"
     held = min((one.requests for one in judged if one.requests is not None), default=None)
@@ -126,15 +127,24 @@ def _verdict(required: Requirement, entry: Accelerator) -> str:
     return f"holds {held} of maxConcurrency {required.engine.max_concurrency} requests at {required.context:,} tokens"
 
 
-def _devices(entry: Accelerator, engine: EngineSpec) -> Iterator[tuple[int, str]]:
-    """Bytes of the devices that an entry names, and why no daemon computes on them; none if it names none."""
+class _Named(NamedTuple):
+    """A device that an entry may get. `why`: no daemon computes on it."""
+
+    memory: int
+    why: str
+    product: str = ""
+
+
+def _devices(entry: Accelerator, engine: EngineSpec) -> Iterator[_Named]:
+    """The devices that an entry names; none if it names none."""
     if entry.gpu is not None and entry.gpu.product is not None:
         meant = ((product, memory) for product, memory in products().items() if matches(entry.gpu.product, product))
         for product, memory in meant:
-            yield memory, no_daemon(product) or no_format(product, engine.quantization) or no_kept(product, engine.kv_cache.dtype)
+            why = no_daemon(product) or no_format(product, engine.quantization) or no_kept(product, engine.kv_cache.dtype)
+            yield _Named(memory, why, product)
     elif entry.mig is not None and entry.mig.profile is not None:
         size = ".".join(entry.mig.profile.replace("+", ".").split(".")[:2])
-        yield from ((memory, "") for profile, memory in slices().items() if profile == size)
+        yield from (_Named(memory, "") for profile, memory in slices().items() if profile == size)
 
 
 def findings(file: str, document: Document) -> list[Finding]:

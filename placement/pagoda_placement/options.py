@@ -205,7 +205,7 @@ def _judged(kind: DeviceClass, required: Requirement | None) -> Judged:
         named = f"no label says the memory of {kind.product}" if kind.product else "no label names the GPU"
         where = f" of {kind.rooms[0].node.name}" if kind.rooms else ""
         return Judged(f"memory unknown, because {named}{where}; {_REMEDY}")
-    return on_device(required, memory) if required else Judged()
+    return on_device(required, memory, kind.product) if required else Judged()
 
 
 def _least(counts: Iterable[int | None]) -> int | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_sizing.errors import BadConfig, UnknownQuantisation
+from pagoda_sizing.stored import stored_as
 
 LARGEST = 1 << 40  # no dimension of any model is near it; a larger number is a typo that would overflow every table
 
@@ -97,14 +98,14 @@ def parse_json(text: str, name: str = "config.json") -> dict[str, Any]:
 
 
 def declared_quantisation(raw: dict[str, Any]) -> str:
-    """The format that the checkpoint says it is stored in; bf16 where it says nothing."""
-    section = raw.get("quantization_config")
-    if section is None:
-        return "bf16"
-    if not isinstance(section, dict):
-        raise UnknownQuantisation(f"quantization_config must be an object, got {section!r}")
-    method, bits = section.get("quant_method"), section.get("bits")
-    known: dict[tuple[Any, Any], str] = {("fp8", None): "fp8", ("awq", 4): "int4", ("gptq", 4): "int4", ("gptq", 8): "int8"}
-    if (method, bits) not in known:
-        raise UnknownQuantisation(f"quantization_config: {method!r} with {bits} bits is not known; say which format to plan for")
-    return known[method, bits]
+    """The format that the checkpoint says it is stored in; bf16 where it says nothing. What no daemon reads can still be planned for."""
+    try:
+        stored = stored_as(raw)
+    except UnknownQuantisation:
+        section = raw["quantization_config"]
+        declared = (section.get("quant_method"), section.get("bits")) if isinstance(section, dict) else None
+        known: dict[Any, str] = {("fp8", None): "fp8", ("awq", 4): "int4", ("gptq", 4): "int4", ("gptq", 8): "int8"}
+        if declared not in known:
+            raise
+        return known[declared]
+    return "bf16" if stored is None else stored.form

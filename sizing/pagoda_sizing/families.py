@@ -6,7 +6,7 @@ transformers in tests/parity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pagoda_sizing.config import Config
@@ -14,6 +14,7 @@ from pagoda_sizing.encoders import bert, gpt2
 from pagoda_sizing.errors import BadConfig, UnknownArchitecture
 from pagoda_sizing.mla import deepseek
 from pagoda_sizing.model import Attention, Experts, Model, Parameters
+from pagoda_sizing.stored import form_of
 from pagoda_sizing.vision import siglip
 from pagoda_sizing.windows import all_layers, alternate, every_nth_full, qwen_all, qwen_upper
 
@@ -59,6 +60,10 @@ ACCEPTED: Final = tuple(sorted([*FAMILIES, *OTHERS, "gemma3"]))
 
 def parse_model(raw: dict[str, Any]) -> Model:
     """The model that a config.json describes."""
+    return replace(_model(raw), stored=form_of(raw))
+
+
+def _model(raw: dict[str, Any]) -> Model:
     kind = raw.get("model_type")
     if kind == "gemma3":
         return _with_vision(raw)

@@ -83,6 +83,8 @@ class Model:
     """What a token is at its widest in an MLP, of all its experts together; 0 if unknown."""
     decodes: bool = True
     """False for encoders (BERT-like): no KV cache, no decode step."""
+    stored: str = "bf16"
+    """The format in which a GPU holds the matrices of a quantised checkpoint if no other is asked for."""
 
     @property
     def layers(self) -> int:

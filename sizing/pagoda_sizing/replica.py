@@ -22,10 +22,13 @@ from pagoda_sizing.errors import SizingError
 from pagoda_sizing.fit import Demand, fit
 from pagoda_sizing.host import FETCH_LEAST, HOST_CONTEXT, Launch, least_memory, process_memory
 from pagoda_sizing.model import Model
+from pagoda_sizing.platforms import no_format
 from pagoda_sizing.published import published
+from pagoda_sizing.stored import conflict
 
 _HUB: Final = "hf://"
-_WEIGHTS: Final[Mapping[str, str]] = {"none": "bf16"}
+_NONE: Final = "none"
+_WHOLE: Final = "bf16"
 _KV: Final[Mapping[str, str]] = {"float8": "fp8", "int8": "int8"}
 FUSED_HEADS: Final = (16, 32, 64, 128, 256)
 """Widths of heads that the daemon's kernels for GPUs know. Numbers of 8 or 4 bits are computed by these alone."""
@@ -68,11 +71,11 @@ class Requirement:
         """Requests that must fit at the same time."""
         return self.engine.min_concurrency or (self.engine.max_concurrency if self.promised else 1)
 
-    def launch(self, *, cuda: bool) -> Launch:
-        """What the daemon is started with, on a device or on CPU."""
+    def launch(self, *, cuda: bool, product: str = "") -> Launch:
+        """What the daemon is started with, on a device (`product`: its name, if it is known) or on CPU."""
         engine, size = self.engine, self.engine.kv_cache.size
         return Launch(
-            quantisation=_WEIGHTS.get(engine.quantization, engine.quantization),
+            quantisation=(self._held(product) if cuda else _WHOLE) if engine.quantization == _NONE else engine.quantization,
             item_bytes=4 if engine.dtype == _WIDE else 2,
             context=engine.max_model_len,
             cache_bytes=int(parse_quantity(size)) if size else None,
@@ -80,15 +83,21 @@ class Requirement:
             tokens=engine.tokens(cuda=cuda),
         )
 
+    def _held(self, product: str) -> str:
+        """What a device holds matrices in if no format is asked for: bf16 where it has no kernels for the stored one."""
+        engine, form = self.engine, self.model.stored
+        fused = engine.dtype != _WIDE and not engine.deterministic and self.model.attention.query_dim in FUSED_HEADS
+        return form if fused and not no_format(product, form) else _WHOLE
+
     @property
     def context(self) -> int:
         """Tokens of one request."""
         return self.launch(cuda=False).context_of(self.model)
 
 
-def on_device(required: Requirement, memory: int) -> Judged:
-    """The verdict on a device with so much memory."""
-    share, launch = required.engine.kv_cache.memory_fraction, required.launch(cuda=True)
+def on_device(required: Requirement, memory: int, product: str = "") -> Judged:
+    """The verdict on a device with so much memory. `product`: its name, if it is known."""
+    share, launch = required.engine.kv_cache.memory_fraction, required.launch(cuda=True, product=product)
     memory = memory if share is None else int(memory * share)
     if why := _not_computed(required):
         return Judged(why)
@@ -115,11 +124,14 @@ def on_device(required: Requirement, memory: int) -> Judged:
 def _not_computed(required: Requirement) -> str:
     """Why no daemon computes a model with numbers of few bits on a device; empty if one does, or if all have 16."""
     engine, heads = required.engine, required.model.attention.query_dim
-    if required.model.experts is not None and engine.quantization != "none":
+    asked = engine.quantization != _NONE
+    if required.model.experts is not None and asked:
         return f"quantization {engine.quantization} is not built for experts"
+    if asked and (why := conflict(required.model.stored, engine.quantization)):
+        return why
     if heads in FUSED_HEADS:
         return ""
-    if engine.quantization != "none":
+    if asked:
         return f"quantization {engine.quantization} is not built for heads of {heads}"
     return f"kvCache.dtype {engine.kv_cache.dtype} is not built for heads of {heads}" if engine.kv_cache.dtype in _KV else ""
 

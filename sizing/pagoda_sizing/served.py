@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pagoda_sizing.config import Config
-from pagoda_sizing.errors import SizingError
+from pagoda_sizing.errors import SizingError, UnknownQuantisation
 from pagoda_sizing.model import Model
 from pagoda_sizing.rope import rope_of
+from pagoda_sizing.stored import stored_as
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",
@@ -48,9 +49,10 @@ def unserved(config: Mapping[str, Any]) -> str:
         return f"model_type {kind!r:.100} is not served; it must be {' or '.join(accepted)}"
     if config.get("auto_map") is not None:
         return "config.json has auto_map, and code from a model's files is never run"
-    if (stored := config.get("quantization_config")) is not None:
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        return f"its weights are stored as {method!r:.100}; they must be float32, float16 or bfloat16"
+    try:
+        stored_as(config)
+    except UnknownQuantisation as refused:
+        return str(refused)
     activation = config.get("hidden_act") or "silu"
     if activation != "silu":
         return f"hidden_act {activation!r:.100} is not served; it must be silu"

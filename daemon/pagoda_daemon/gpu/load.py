@@ -24,15 +24,15 @@ from pagoda_daemon.core.sampling import Sampling, draw_of
 from pagoda_daemon.gpu.adapters import AdapterPool, pool_bytes
 from pagoda_daemon.gpu.forward import GpuForward
 from pagoda_daemon.gpu.inputs import Shape, buckets
+from pagoda_daemon.gpu.weights import DTYPE, bytes_of, form_of, not_in_format, read_weights
 from pagoda_daemon.gpu.worker import GpuWorker
 from pagoda_daemon.lora.load import Bounds, load_pooled
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.fingerprint import fingerprint
 from pagoda_daemon.model.fused import FusedDecoder, not_fused
-from pagoda_daemon.model.loader import load_tensors
-from pagoda_daemon.model.quantised import FORMATS, Format, Quantiser, not_quantised, quantised, quantised_bytes
-from pagoda_daemon.model.weights import Weights, allocate, destinations, linears, weight_bytes
+from pagoda_daemon.model.quantised import FORMATS, quantised
+from pagoda_daemon.model.weights import Weights, allocate, destinations, linears
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.kv_size import STEP_FLOOR, KvShape, kv_shape, needs, sampling_bytes
@@ -42,7 +42,6 @@ from pagoda_daemon.runner.probe import one_token
 _READING: Final = 0.8
 """Share of the progress that is the weights'."""
 
-_DTYPE: Final = torch.bfloat16
 _KEPT: Final = {"float8": torch.float8_e4m3fn, "int8": torch.int8}
 """`engine.kvDtype` → what keys and values are kept in, where not in the model's dtype."""
 _LEAST_CAPABILITY: Final = (8, 0)
@@ -61,13 +60,7 @@ def not_for_fused_ops(config: DaemonConfig) -> str | None:
     if engine.deterministic:
         return "deterministic"
     spec, place = read_spec(Path(config.model.path)), place_of(engine.device)
-    return not_fused(spec) or _not_in_format(spec, engine, place) or _not_kept(engine, place) or _not_compiled(spec, engine, place)
-
-
-def _not_in_format(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
-    if engine.quantization is None:
-        return None
-    return not_quantised(spec, engine.quantization, torch.cuda.get_device_capability(place) if place.type == "cuda" else None)
+    return not_fused(spec) or not_in_format(spec, engine, place) or _not_kept(engine, place) or _not_compiled(spec, engine, place)
 
 
 def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) -> str | None:
@@ -80,11 +73,11 @@ def _not_compiled(spec: ModelSpec, engine: EngineConfig, place: torch.device) ->
     experts = None if spec.experts is None else replace(spec.experts, intermediate=_NARROW)
     trial = replace(narrow, layers=1, windows=(window,), sparse=(any(spec.sparse),), experts=experts)
     with place:
-        weights = allocate(trial, _DTYPE)
+        weights = allocate(trial, DTYPE)
     for part in destinations(trial, weights).values():
         part.fill_(0)
-    if engine.quantization is not None:
-        weights = quantised(weights, FORMATS[engine.quantization])
+    if (form := form_of(spec, engine, place)) is not None:
+        weights = quantised(weights, FORMATS[form])
     limits = WorkerLimits(1, engine.block_size, _NARROW, engine.block_size)
     try:
         warm(warm_worker(trial, weights, engine, limits, lambda _share: None, graphs=False))
@@ -100,16 +93,15 @@ def load_worker(config: DaemonConfig, progress: Callable[[float], None]) -> GpuW
     spec, engine = read_spec(directory), config.engine.at(cuda=place.type == "cuda")
     threads = engine.threads or host.cores()
     torch.set_num_threads(threads)
-    kind = None if engine.quantization is None else FORMATS[engine.quantization]
-    stored = weight_bytes(spec, _DTYPE) if kind is None else quantised_bytes(spec, _DTYPE, kind)
-    size, memory = stored + _adapters_bytes(config, spec), memory_at(place, host)
-    asked = needs(spec, engine, size, _DTYPE.itemsize, gathers=False)
+    form = form_of(spec, engine, place)
+    size, memory = bytes_of(directory, spec, form) + _adapters_bytes(config, spec), memory_at(place, host)
+    asked = needs(spec, engine, size, DTYPE.itemsize, gathers=False)
     most = kv_shape(engine, replace(asked, step_bytes=0), memory).max_model_len  # refuses at once what can never fit
-    weights = _read(directory, spec, place, kind, lambda share: progress(_READING * share))
+    weights = read_weights(directory, spec, place, form, lambda share: progress(_READING * share))
     step = _measured(spec.within(most), weights, engine, most, lambda: kv_shape(engine, asked, memory))
     shape = kv_shape(engine, replace(asked, step_bytes=step), memory)
     spec = spec.within(shape.max_model_len)
-    name = fingerprint(directory, engine.dtype, engine.quantization or "", *_numerics(engine))
+    name = fingerprint(directory, engine.dtype, form or "", *_numerics(engine))
     by = computed_by(place, threads, native=True), uuid_of(place)
     limits = WorkerLimits(shape.blocks, engine.block_size, spec.vocab_size, shape.max_model_len, spec.sliding_window, name, *by)
     note = lambda share: progress(_READING + (1 - _READING) * share)  # noqa: E731
@@ -139,24 +131,13 @@ def _kept(engine: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return _KEPT.get(engine.kv_dtype or "", dtype)
 
 
-def _read(directory: Path, spec: ModelSpec, place: torch.device, kind: Format | None, progress: Callable[[float], None]) -> Weights:
-    if kind is None:
-        with place:
-            weights = allocate(spec, _DTYPE)
-        load_tensors(directory, destinations(spec, weights), progress)
-        return weights
-    reading = Quantiser(spec, _DTYPE, place, kind)
-    load_tensors(directory, reading.places, progress, reading.filled)
-    return reading.weights()
-
-
 def _adapters_bytes(config: DaemonConfig, spec: ModelSpec) -> int:
     """Their pool, and a second set of graphs."""
     lora, engine = config.adapters, config.engine.at(cuda=True)
     if lora is None:
         return 0
     tokens = max(engine.token_budget, engine.max_concurrency)
-    return pool_bytes(spec, lora.max_loaded, lora.max_rank, tokens, _DTYPE.itemsize) + len(buckets(engine.max_concurrency)) * _GRAPH_BYTES
+    return pool_bytes(spec, lora.max_loaded, lora.max_rank, tokens, DTYPE.itemsize) + len(buckets(engine.max_concurrency)) * _GRAPH_BYTES
 
 
 def take_adapters(worker: GpuWorker, lora: AdaptersConfig, note: Callable[[float], None]) -> AdapterStore:
@@ -228,7 +209,8 @@ def _shape(spec: ModelSpec, kv: KvCache, dtype: torch.dtype, rows: int) -> Shape
 def compile_all(worker: GpuWorker, tokens: int) -> None:
     """Whatever steps of up to `tokens` tokens launch: from now on none waits for the compiler."""
     warm(worker)
-    for linear in linears(worker.forward.decoder.weights.layers[0]):
+    every = [linear for layer in worker.forward.decoder.weights.layers for linear in linears(layer)]
+    for linear in {linear.compiled_as: linear for linear in every}.values():
         linear.warm()
     _warm_sizes(worker, tokens)
 
@@ -271,7 +253,7 @@ def step_bytes(spec: ModelSpec, weights: Weights, engine: EngineConfig, max_len:
     worker.forward.logits(plan, np.arange(tokens))
     torch.cuda.synchronize()
     step = torch.cuda.max_memory_allocated() - before - worker.forward.kv.nbytes
-    kept = rows * spec.vocab_size * _DTYPE.itemsize + step * rows // tokens + len(buckets(rows)) * _GRAPH_BYTES
+    kept = rows * spec.vocab_size * DTYPE.itemsize + step * rows // tokens + len(buckets(rows)) * _GRAPH_BYTES
     return step + kept + sampling_bytes(spec, engine) + STEP_FLOOR
 
 

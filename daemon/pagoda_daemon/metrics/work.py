@@ -36,7 +36,8 @@ class ModelWork:
     def __init__(self, model: Model, engine: EngineConfig) -> None:
         self._model = model
         kept = _KEPT.get(engine.kv_dtype or "", "bf16")
-        self._demand = Demand(1, quantisation=engine.quantization or "bf16", kv_dtype=kept)
+        held = model.stored if engine.device == "cuda" and engine.dtype == "bfloat16" else "bf16"
+        self._demand = Demand(1, quantisation=engine.quantization or held, kv_dtype=kept)
         self._wider = 4 / _BF16_BYTES if engine.dtype == "float32" else 1.0
         self._parts = {name: self._of(**{name: 1}) for name in _NOTHING}
         self._kv_bytes = model.kv_bytes_per_token(kept) * self._wider

@@ -15,6 +15,7 @@ from typing import Any, Final
 from pagoda_sizing.config import Config
 from pagoda_sizing.errors import SizingError
 from pagoda_sizing.served import beyond
+from pagoda_sizing.stored import StoredAs, stored_as
 from pagoda_sizing.windows import Windows, all_layers, qwen_all, qwen_upper
 
 from pagoda_daemon.core.errors import ModelRejected
@@ -67,6 +68,8 @@ class ModelSpec:
     windows: Windows
     sparse: tuple[bool, ...]
     experts: Experts | None
+    stored: StoredAs | None = None
+    """How a quantised checkpoint stores its matrices; None: as numbers of 16 or 32 bits."""
 
     def kv_token_bytes(self, item_bytes: int) -> int:
         """Bytes of keys and values that one token adds; those of 8 bits have a float32 scale per head."""
@@ -152,7 +155,7 @@ def parse_spec(raw: Mapping[str, Any]) -> ModelSpec:
     family = _family(raw)
     _refuse_unsupported(raw)
     try:
-        return _spec(family, Config({**family.absent, **raw}, {}))
+        return replace(_spec(family, Config({**family.absent, **raw}, {})), stored=stored_as(raw))
     except SizingError as error:
         raise ModelRejected(str(error)) from error
 
@@ -171,12 +174,6 @@ def _family(raw: Mapping[str, Any]) -> Family:
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("auto_map") is not None:
         raise ModelRejected("config.json has auto_map: code from a model directory is never run")
-    stored = raw.get("quantization_config")
-    if stored is not None:
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        raise ModelRejected(
-            f"quantization_config: weights stored as {method!r} are not supported; they must be float32, float16 or bfloat16"
-        )
     if why := beyond(raw):
         raise ModelRejected(why)
     activation = raw.get("hidden_act", "silu")

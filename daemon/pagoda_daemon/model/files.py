@@ -20,6 +20,9 @@ from torch import Tensor
 from pagoda_daemon.core.errors import ModelRejected
 
 DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+LEVELS: Final = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
+_TYPES: Final = {**DTYPES, **LEVELS, "I32": torch.int32, "I64": torch.int64}
+"""Whatever a quantised checkpoint has a use for."""
 _LENGTH_BYTES: Final = 8
 _LARGEST_HEADER: Final = 100 * 2**20  # the format's own bound
 _STAGING: Final = 8 * 2**20
@@ -59,7 +62,7 @@ def header_of(file: Path, handle: BinaryIO, size: int) -> dict[str, Stored]:
 def read_into(place: Tensor, stored: Stored, handle: BinaryIO, staging: Tensor) -> None:
     """Fill the contiguous `place`, which has the tensor's shape, from the open file."""
     handle.seek(stored.start)
-    flat, dtype = place.view(-1), DTYPES[stored.dtype]
+    flat, dtype = place.view(-1), _TYPES[stored.dtype]
     if place.dtype == dtype and place.device.type == "cpu":
         _fill(flat, stored, handle)
         return
@@ -68,6 +71,14 @@ def read_into(place: Tensor, stored: Stored, handle: BinaryIO, staging: Tensor) 
         part = flat[start : start + chunk.numel()]
         _fill(chunk[: part.numel()], stored, handle)
         part.copy_(chunk[: part.numel()])
+
+
+def read_whole(stored: Stored, handle: BinaryIO) -> Tensor:
+    """The tensor in the type that it is stored in, which the caller has checked, as its shape."""
+    handle.seek(stored.start)
+    place = torch.empty(stored.shape, dtype=_TYPES[stored.dtype])
+    _fill(place.view(-1), stored, handle)
+    return place
 
 
 def staging_buffer() -> Tensor:
@@ -111,6 +122,6 @@ def _stored(file: Path, name: str, entry: Any, start: int) -> Stored:
     numbers = (*shape, begin, end)
     if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers) or begin > end:
         raise ModelRejected(f"{file.name}: {name} has the entry {entry!r:.120}")
-    if dtype in DTYPES and end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+    if dtype in _TYPES and end - begin != math.prod(shape) * _TYPES[dtype].itemsize:
         raise ModelRejected(f"{file.name}: {name} has {end - begin} bytes, {dtype} {list(shape)} has another number")
     return Stored(file, name, dtype, shape, start + begin, start + end)

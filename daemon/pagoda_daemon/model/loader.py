@@ -1,53 +1,87 @@
 """load_tensors: safetensors files → preallocated tensors, one at a time. Called by the model worker. Knows no architecture.
 
 Everything is judged from the files' headers before the first byte of weights is read, so a wrong directory is refused in
-milliseconds. Weights are in memory once. Never unpickles: `.bin` and `.pt` files are refused.
+milliseconds. Weights are in memory once, and beside them one matrix as a quantised checkpoint stores it. Never unpickles: `.bin` and `.pt`
+files are refused.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from itertools import groupby
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
+from pagoda_sizing.stored import StoredAs
 from torch import Tensor
 
 from pagoda_daemon.core.errors import ModelRejected
-from pagoda_daemon.model.files import DTYPES, Stored, read_header, read_into, staging_buffer
+from pagoda_daemon.model.files import Stored, read_header, read_into, read_whole, staging_buffer
+from pagoda_daemon.model.sources import Shape, Source, sources_of
+from pagoda_daemon.model.stored import StoredMatrix, fill
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-
-# Buffers that old exports carry and a copy of the embedding that tied models may carry.
-_SUPERFLUOUS: Final = (".rotary_emb.inv_freq", "lm_head.weight")
 
 
 def _nothing(_name: str) -> None:
     return None
 
 
-def load_tensors(
-    directory: Path, places: Mapping[str, Tensor], progress: Callable[[float], None], filled: Callable[[str], None] = _nothing
-) -> None:
-    """Fill every one of `places`; ModelRejected names the file or tensor that is missing, unknown or of a wrong shape. `filled` hears of
-    each place that is: it may take the bytes away."""
-    stored = _headers(weight_files(directory))
-    _check_names(directory, stored.keys(), places.keys())
-    wanted = [stored[name] for name in places]
-    for tensor in wanted:
-        _check(tensor, places[tensor.name])
+@dataclass(frozen=True)
+class Reading:
+    """How a checkpoint is read: `filled` hears of each place that is: it may take the bytes away. `stored`: what config.json says of its
+    matrices. `takes`: who takes a quantised one as it is, so that its place is not filled."""
+
+    filled: Callable[[str], None] = _nothing
+    stored: StoredAs | None = None
+    takes: Mapping[str, Callable[[StoredMatrix], None]] = field(default_factory=dict)
+
+
+PLAIN: Final = Reading()
+
+
+def load_tensors(directory: Path, places: Mapping[str, Tensor], progress: Callable[[float], None], reading: Reading = PLAIN) -> None:
+    """Fill every one of `places`; ModelRejected names the file or tensor that is missing, unknown, or of a wrong shape or type."""
+    sources = read_sources(directory, {name: tuple(place.shape) for name, place in places.items()}, reading.stored)
     total, done = sum(place.nbytes for place in places.values()), 0
     staging = staging_buffer()
-    for file, tensors in groupby(sorted(wanted, key=lambda tensor: (tensor.file, tensor.start)), key=lambda tensor: tensor.file):
-        with file.open("rb", buffering=0) as handle:
-            for tensor in tensors:
-                read_into(places[tensor.name], tensor, handle, staging)
-                done += places[tensor.name].nbytes
-                filled(tensor.name)
-                progress(done / total)
+    with ExitStack() as stack:
+        files = _Files(stack)
+        for name, source in sorted(sources.items(), key=lambda item: (item[1].first.file, item[1].first.start)):
+            if source.stored is None:
+                read_into(places[name], source.first, files.of(source.first), staging)
+                reading.filled(name)
+            elif (take := reading.takes.get(name)) is not None:
+                take(source.matrix(files.read))
+            else:
+                fill(places[name], source.matrix(files.read))
+                reading.filled(name)
+            done += places[name].nbytes
+            progress(done / total)
+
+
+def read_sources(directory: Path, shapes: Mapping[str, Shape], stored: StoredAs | None) -> dict[str, Source]:
+    """What makes each place of such a shape, from the files' headers alone; refused as by `load_tensors`."""
+    return sources_of(directory, _headers(weight_files(directory)), shapes, stored)
+
+
+class _Files:
+    """Each file opened once: the parts of a matrix may lie in two."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._open: dict[Path, BinaryIO] = {}
+
+    def of(self, stored: Stored) -> BinaryIO:
+        if stored.file not in self._open:
+            self._open[stored.file] = self._stack.enter_context(stored.file.open("rb", buffering=0))
+        return self._open[stored.file]
+
+    def read(self, stored: Stored) -> Tensor:
+        return read_whole(stored, self.of(stored))
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -82,20 +116,3 @@ def _headers(files: Iterable[Path]) -> dict[str, Stored]:
             raise ModelRejected(f"{twice[0]} is both in {stored[twice[0]].file.name} and in {file.name}")
         stored |= found
     return stored
-
-
-def _check_names(directory: Path, present: AbstractSet[str], expected: AbstractSet[str]) -> None:
-    missing = sorted(expected - present)
-    if missing:
-        raise ModelRejected(f"{directory} lacks {len(missing)} tensors, such as {', '.join(missing[:3])}")
-    unknown = sorted(name for name in present - expected if not name.endswith(_SUPERFLUOUS))
-    if unknown:
-        raise ModelRejected(f"{directory} has {len(unknown)} tensors that config.json does not call for, such as {', '.join(unknown[:3])}")
-
-
-def _check(stored: Stored, place: Tensor) -> None:
-    shape, wanted = list(stored.shape), list(place.shape)
-    if shape != wanted:
-        raise ModelRejected(f"{stored.file.name}: {stored.name} has shape {shape}, config.json calls for {wanted}")
-    if stored.dtype not in DTYPES:
-        raise ModelRejected(f"{stored.file.name}: {stored.name} is stored as {stored.dtype}; it must be one of {', '.join(DTYPES)}")

@@ -50,16 +50,17 @@ class Linear8(Linear):
 
 @dataclass(frozen=True, slots=True)
 class Linear4(Linear):
-    """The parts of Weights4, of which `weight` is what is packed. Rows stay as they are."""
+    """The parts of Weights4, of which `weight` is what is packed. Rows stay as they are, in `dtype`."""
 
     scales: Tensor
     zeros: Tensor | None
     outputs: int
     inputs: int
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, weights: Weights4, bias: Tensor | None) -> Linear4:
-        return cls(weights.packed, bias, weights.scales, weights.zeros, weights.outputs, weights.inputs)
+    def of(cls, weights: Weights4, bias: Tensor | None, dtype: torch.dtype) -> Linear4:
+        return cls(weights.packed, bias, weights.scales, weights.zeros, weights.outputs, weights.inputs, dtype)
 
     def apply(self, rows: Tensor) -> Tensor:
         packed = Weights4(self.weight, self.scales, self.zeros, self.outputs, self.inputs)
@@ -67,7 +68,12 @@ class Linear4(Linear):
 
     def warm(self) -> None:
         for rows in w4a16.WARMED_BY:
-            self.apply(torch.zeros(rows, self.inputs, dtype=self.scales.dtype, device=self.weight.device))
+            self.apply(torch.zeros(rows, self.inputs, dtype=self.dtype, device=self.weight.device))
+
+    @property
+    def compiled_as(self) -> tuple[object, ...]:
+        """As of `Linear`: weights with and without zeros have a kernel each."""
+        return type(self), self.weight.shape, self.inputs, self.scales.dtype, self.zeros is None, self.bias is None
 
 
 @cache
@@ -96,7 +102,7 @@ def _eight_bits(dtype: torch.dtype, least: tuple[int, int]) -> Format:
 FORMATS: Final[Mapping[str, Format]] = {
     "fp8": _eight_bits(torch.float8_e4m3fn, (8, 9)),
     "int8": _eight_bits(torch.int8, (8, 0)),
-    "int4": Format(lambda linear: Linear4.of(quantised_w4(linear.weight), linear.bias), w4_bytes, (8, 0)),
+    "int4": Format(lambda linear: Linear4.of(quantised_w4(linear.weight), linear.bias, linear.weight.dtype), w4_bytes, (8, 0)),
 }
 """`engine.quantization` on a GPU."""
 

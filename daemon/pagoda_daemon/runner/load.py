@@ -21,7 +21,7 @@ from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import ModelSpec, read_spec
 from pagoda_daemon.model.decoder import Decoder
 from pagoda_daemon.model.fingerprint import fingerprint
-from pagoda_daemon.model.loader import load_tensors
+from pagoda_daemon.model.loader import Reading, load_tensors
 from pagoda_daemon.model.packed import KINDS, Packer, not_native, packed_weight_bytes
 from pagoda_daemon.model.weights import Weights, allocate, destinations, weight_bytes
 from pagoda_daemon.runner.adapters import AdapterStore, Readable
@@ -80,11 +80,11 @@ def load_forward(directory: Path, engine: EngineConfig, host: Host, progress: Pr
         weights = allocate(spec, dtype)
     places = destinations(spec, weights)
     if why is not None:
-        load_tensors(directory, places, progress)
+        load_tensors(directory, places, progress, Reading(stored=spec.stored))
         forward = _torch(spec, weights, shape, engine, place)
         return Loaded(forward, limits, size, f"torch: {why}", None if lora is None else _store(lora, spec, forward))
     packer = Packer(spec, weights, kind)
-    load_tensors(directory, places, progress, packer.filled)
+    load_tensors(directory, places, progress, Reading(packer.filled, spec.stored))
     native = _native(packer, shape, engine, threads)
     return Loaded(native, limits, size, "native ops", None if lora is None else _store(lora, spec, native))
 

@@ -136,6 +136,26 @@ def test_the_checkpoints_own_format_is_planned_for(ask, tmp_path):
     assert json.loads(out)["model"]["quantisation"] == "fp8"
 
 
+def test_a_quantised_checkpoint_is_planned_with_what_each_device_holds(ask, tmp_path):
+    stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    model = published_model("Qwen/Qwen3-8B").config | {"quantization_config": stored}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    _, out, _ = ask("plan", "--model", str(tmp_path), "--device", "l4", "--device", "a10", "--device", "cpu", "--json")
+    found = json.loads(out)
+    held = {row["device"]: round(row["weight_bytes"] / 10**9, 1) for row in found["devices"]}
+    assert (found["unserved"], held) == ("", {"l4": 9.4, "a10": 16.4, "cpu": 16.4})
+    _, text, _ = ask("plan", "--model", str(tmp_path), "--device", "l4", "--device", "a10")
+    assert "Weights are held in bf16 on a10, which has no kernels for fp8." in text
+
+
+def test_the_service_of_a_quantised_checkpoint_asks_for_no_format(ask, tmp_path):
+    stored = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    (tmp_path / "config.json").write_text(json.dumps(published_model("Qwen/Qwen3-8B").config | {"quantization_config": stored}))
+    _, out, _ = ask("plan", "--model", str(tmp_path), "--device", "l4", "--yaml")
+    assert "quantization" not in out
+    assert "gpu:" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

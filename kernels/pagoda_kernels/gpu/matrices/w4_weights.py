@@ -16,11 +16,9 @@ from torch.nn.functional import pad
 
 GROUP: Final = 128
 SLAB: Final = 64
-_MIDDLE: Final = 8
+MIDDLE: Final = 8
 _MOST: Final = 15
 _PART: Final = 2048  # outputs that are quantised at once: float32 and indices take seven times their bytes in bf16
-_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Nibble i of an AWQ word holds column _AWQ_ORDER[i] of its eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +46,9 @@ class Weights4:
         return Weights4(self.packed[slabs], self.scales[slabs], zeros, min(end, self.outputs) - first, self.inputs)
 
 
-def w4_bytes(outputs: int, inputs: int) -> int:
-    """Of the symmetric weights of a matrix, with scales of two bytes."""
-    return -(-outputs // (2 * SLAB)) * 2 * SLAB * -(-inputs // GROUP) * (GROUP // 2 + 2)
+def w4_bytes(outputs: int, inputs: int, *, zeros: bool = False) -> int:
+    """Of the weights of a matrix, with scales of two bytes. `zeros`: they are not symmetric."""
+    return -(-outputs // (2 * SLAB)) * 2 * SLAB * -(-inputs // GROUP) * (GROUP // 2 + 2 + int(zeros))
 
 
 def packed_w4(levels: Tensor, scales: Tensor, zeros: Tensor | None) -> Weights4:
@@ -68,7 +66,7 @@ def packed_w4(levels: Tensor, scales: Tensor, zeros: Tensor | None) -> Weights4:
     packed = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=levels.device)
     for place in range(8):
         packed |= nibbles[..., place].int() << (16 * (place // 4) + 4 * (place % 4))
-    kept = None if zeros is None or bool((zeros == _MIDDLE).all()) else _by_slab(pad(zeros.to(torch.uint8), (0, 0, 0, more)))
+    kept = None if zeros is None or bool((zeros == MIDDLE).all()) else _by_slab(pad(zeros.to(torch.uint8), (0, 0, 0, more)))
     return Weights4(packed.view(-1, groups, SLAB * GROUP // 8), _by_slab(pad(scales, (0, 0, 0, more))), kept, outputs, inputs)
 
 
@@ -88,16 +86,37 @@ def _quantised(weight: Tensor) -> Weights4:
     outputs, inputs = weight.shape
     grouped = pad(weight.float(), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
     furthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scales = (furthest / -_MIDDLE).to(weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16)
+    scales = (furthest / -MIDDLE).to(weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16)
     steps = scales.float().where(scales != 0, torch.ones_like(furthest))
-    levels = (grouped / steps).round_().add_(_MIDDLE).clamp_(0, _MOST).to(torch.uint8)
+    levels = (grouped / steps).round_().add_(MIDDLE).clamp_(0, _MOST).to(torch.uint8)
     return packed_w4(levels.view(outputs, -1)[:, :inputs], scales[..., 0], None)
+
+
+def awq_levels(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
+    """Return levels [outputs, inputs] and zeros [outputs, groups] of AWQ's int32 [inputs, outputs / 8] and [groups, outputs / 8]."""
+    levels, zeros = (_columns(words, awq=True) for words in (qweight, qzeros))
+    return levels.T, zeros.T
+
+
+def gptq_levels(qweight: Tensor, qzeros: Tensor, *, one_less: bool) -> tuple[Tensor, Tensor]:
+    """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8]. one_less: as of from_gptq."""
+    levels = _columns(qweight.T)
+    return levels, _columns(qzeros).T[: len(levels)] + int(one_less)
+
+
+def of_groups(numbers: Tensor, inputs: int) -> Tensor:
+    """Return [outputs, groups of 128] of [outputs, groups]. Longer groups are several of 128; ValueError for shorter ones."""
+    size = -(-inputs // numbers.shape[1])
+    if size % GROUP and numbers.shape[1] > 1:
+        raise ValueError(f"the group size must be {GROUP} or a multiple of it, got {size}")
+    return numbers.repeat_interleave(-(-size // GROUP), dim=1)[:, : -(-inputs // GROUP)].contiguous()
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Weights4:
     """Return the weights of an AWQ checkpoint: int32 [inputs, outputs / 8], int32 [groups, outputs / 8], [groups, outputs]."""
-    levels, zeros = (_columns(words, _AWQ_ORDER) for words in (qweight, qzeros))
-    return packed_w4(levels.T, _of_groups(scales, len(levels)), _of_groups(zeros, len(levels)))
+    levels, zeros = awq_levels(qweight, qzeros)
+    inputs = levels.shape[1]
+    return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, one_less: bool = True) -> Weights4:
@@ -105,24 +124,17 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | N
 
     one_less: qzeros hold the zeros minus 1, as all but the format "gptq_v2" do. g_idx: the group of each input; ValueError unless in order.
     """
-    levels = _columns(qweight.T, range(8))
+    levels, zeros = gptq_levels(qweight, qzeros, one_less=one_less)
     inputs, groups = levels.shape[1], scales.shape[0]
     if g_idx is not None and not torch.equal(g_idx.long().cpu(), torch.arange(inputs) // -(-inputs // groups)):
         raise ValueError("g_idx must count up in whole groups: weights that were quantised with act_order (desc_act) are not supported")
-    zeros = _columns(qzeros, range(8)) + int(one_less)
-    return packed_w4(levels, _of_groups(scales, inputs), _of_groups(zeros, inputs))
+    return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
 
 
-def _columns(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
-    """uint8 [rows, 8 * columns] of int32 `words` [rows, columns]: nibble i of a word is its column order[i]."""
-    nibbles = torch.stack([(words >> 4 * order.index(column) & _MOST).to(torch.uint8) for column in range(8)], dim=-1)
-    return nibbles.flatten(-2)
+def _columns(words: Tensor, *, awq: bool = False) -> Tensor:
+    """uint8 [rows, 8 * columns] of int32 `words` [rows, columns]. Nibble i is a column i; of AWQ, a column 2 * (i % 4) + i // 4.
 
-
-def _of_groups(numbers: Tensor, inputs: int) -> Tensor:
-    """[outputs, groups of 128] of [groups, outputs]. Longer groups are several of 128 with one scale; ValueError for shorter ones."""
-    size = -(-inputs // len(numbers))
-    if size % GROUP and len(numbers) > 1:
-        raise ValueError(f"the group size must be {GROUP} or a multiple of it, got {size}")
-    repeated = numbers.repeat_interleave(-(-size // GROUP), dim=0)
-    return repeated[: -(-inputs // GROUP)].T.contiguous()
+    By bytes, of which torch takes four times as many at once as words."""
+    pairs = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    nibbles = torch.stack((pairs & _MOST, pairs >> 4), dim=-1)
+    return nibbles.view(*words.shape, 2, 4).transpose(-1, -2).flatten(1) if awq else nibbles.flatten(1)

@@ -12,7 +12,7 @@ from pagoda_daemon.model import quantised as model_quantised
 from pagoda_daemon.model.attention import KvCache
 from pagoda_daemon.model.config import FAMILIES, Experts
 from pagoda_daemon.model.decoder import Decoder
-from pagoda_daemon.model.loader import SINGLE, load_tensors
+from pagoda_daemon.model.loader import SINGLE, Reading, load_tensors
 from pagoda_daemon.model.quantised import FORMATS, Quantiser, not_quantised, quantised, quantised_bytes
 from pagoda_daemon.model.weights import Linear, allocate, destinations, linears, weight_bytes, with_linears
 from pagoda_daemon.runner.forward import TorchForward
@@ -118,7 +118,7 @@ def test_a_matrix_is_quantised_when_its_last_part_is_read_and_its_bf16_bytes_are
         reading.filled(part)
         seen.append((part.removeprefix("model.layers.0."), len(given_back)))
 
-    load_tensors(tmp_path, reading.places, lambda _share: None, filled)
+    load_tensors(tmp_path, reading.places, lambda _share: None, Reading(filled))
     found = reading.weights()
     assert sorted(given_back) == sorted(len(linear.weight) for linear in linears(weights_of(spec).layers[0]))
     parts = ("mlp.gate_proj.weight", "mlp.up_proj.weight")

@@ -150,7 +150,7 @@ def test_experts_are_read() -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, ("GPT2LMHeadModel", "LlamaForCausalLM")),
         ({"architectures": ...}, ("None", "LlamaForCausalLM")),
         ({"auto_map": {"AutoModel": "evil.Model"}}, ("auto_map",)),
-        ({"quantization_config": {"quant_method": "awq"}}, ("quantization_config", "awq", "bfloat16")),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, ("quantization_config", "bitsandbytes", "bfloat16")),
         ({"model_type": "qwen2"}, ("model_type", "qwen2", "llama")),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ("longrope", "llama3", "yarn")),
         ({"rope_scaling": {"rope_type": "linear"}}, ("factor",)),

@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_sized_runs_on_cpu_only():
         ({"architectures": ["NovelForCausalLM"]}, "architectures 'NovelForCausalLM' is not served"),
         ({"architectures": ["MistralForCausalLM"]}, "model_type 'llama' is not served; it must be mistral"),
         ({"auto_map": True}, "config.json has auto_map"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "its weights are stored as 'awq'"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 8}}, "quantization_config: bits 8 is not served; it must be 4"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served"),
         ({"head_dim": 63}, "head_dim 63 is odd"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope' is not supported"),

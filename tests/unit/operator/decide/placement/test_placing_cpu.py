@@ -330,7 +330,7 @@ def test_a_model_is_inspected_before_it_is_fetched_on_cpu(entries):
     [
         ({"model_type": "novel"}, "32Gi", "ModelRejected", "no daemon serves this model: model_type 'novel' is not served"),
         ({"auto_map": True}, "32Gi", "ModelRejected", "config.json has auto_map"),
-        ({"quantization_config": {"quant_method": "awq"}}, "32Gi", "ModelRejected", "its weights are stored as 'awq'"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "32Gi", "ModelRejected", "weights stored as 'eetq' are not served"),
         ({"head_dim": 63}, "32Gi", "ModelRejected", "head_dim 63 is odd"),
         ({}, "2Gi", "NoAccelerator", "cpu[0]: needs 2.8 GiB for weights + 1 request at 4,096 tokens, has 2.0 GiB"),
     ],
