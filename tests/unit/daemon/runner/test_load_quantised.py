@@ -13,7 +13,7 @@ from pagoda_daemon.core.batch import SamplingRows, StepPlan
 from pagoda_daemon.core.errors import ConfigRejected
 from pagoda_daemon.runner.host import Host
 from pagoda_daemon.runner.load import Loaded, load_forward
-from pagoda_kernels.cpu.native import missing
+from pagoda_kernels.cpu.choice import missing
 from support.engine.quantised_files import FORMATS, plain_tensors, quantised_tensors, write_model
 from torch import Tensor
 
