@@ -20,18 +20,20 @@ from triton.runtime.errors import InterpreterError
 
 from pagoda_kernels.interpreter import rounding
 from pagoda_kernels.interpreter.memory import Accesses, KernelFault
+from pagoda_kernels.interpreter.quick import Patches
 from pagoda_kernels.interpreter.rounding import Method
 
 
 class HonestInterpreter:
-    """A context in which the interpreter is honest. What it replaces are methods of upstream's classes: one at a time in a process."""
+    """A context in which the interpreter is honest. It replaces methods and functions of upstream: one at a time in a process."""
 
     def __init__(self) -> None:
-        self._accesses = Accesses()
-        self._originals: list[tuple[type, str, Any]] = []
+        self._accesses, self._patches = Accesses(), Patches()
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Self:
-        for owner, name, make in (*rounding.replacements(), *self._accesses.replacements(), *self._launches()):
+        parts = (rounding.replacements(), self._accesses.replacements(), self._patches.replacements(), self._launches())
+        for owner, name, make in (one for part in parts for one in part):
             original = getattr(owner, name)
             self._originals.append((owner, name, original))
             setattr(owner, name, make(original))
@@ -49,6 +51,7 @@ class HonestInterpreter:
         def replaced(executor: Any, args: Any, named: Any) -> Any:
             hosted, hosted_named = original(executor, args, named)
             self._accesses.begin(_tensors([*hosted, *hosted_named.values()]))
+            self._patches.begin()
             return hosted, hosted_named
 
         return replaced

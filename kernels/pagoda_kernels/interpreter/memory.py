@@ -207,7 +207,9 @@ def _program() -> int:
 def _refuse(what: str, did: str, by: NDArray[np.int32], allowed: frozenset[int]) -> None:
     """KernelFault where `by` names another program than this one."""
     me = _program()
-    bad = (by != 0) & ~np.isin(by, [me, *allowed])
+    bad = (by != 0) & (by != me)
+    if allowed and bad.any():
+        bad &= ~np.isin(by, [*allowed])
     if bad.any():
         first = int(by[bad][0])
         who = {_MANY: "several programs", _ATOMIC: "an atomic"}.get(first, f"program {first - 1}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
 from pagoda_contracts.names import ANNOTATION_REJECTED, API_VERSION, LABEL_SERVICE_UID
@@ -263,11 +264,9 @@ class Observed:
     @property
     def limited(self) -> bool:
         """Whether the quota allows less than is asked for, or than scaling would have asked for."""
-        if self.quota is None:
-            return False
-        return self.room < self.asked or (self.scaling is not None and "quota" in self.scaling.cause)
+        return self.quota is not None and (self.room < self.asked or (self.scaling is not None and "quota" in self.scaling.cause))
 
-    @property
+    @cached_property
     def status(self) -> InferenceServiceStatus:
         """The last written status; empty if there is none or it cannot be read."""
         try:

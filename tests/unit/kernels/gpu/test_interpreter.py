@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+import triton.runtime.interpreter as interpreter
 from pagoda_kernels.interpreter.memory import KernelFault
 from support.judges.close import assert_close
 
@@ -327,6 +328,31 @@ def infinite(x_ptr, out_ptr):
 def test_infinities_are_no_warning():
     infinite[(1,)](torch.tensor([float("inf")]), out := torch.zeros(1))
     assert out.isnan().all()
+
+
+@triton.jit
+def next_one(x):
+    return x + tl.max(x, 0)
+
+
+@triton.jit
+def counted(out_ptr, TIMES: tl.constexpr):
+    at = tl.arange(0, 2)
+    total = at
+    for _ in range(TIMES):
+        total = next_one(total)
+    tl.store(out_ptr + at, total)
+
+
+def test_a_launch_patches_the_language_once_for_all_calls_of_device_functions(monkeypatch):
+    patched = []
+    builtins = interpreter._patch_builtin
+    monkeypatch.setattr(interpreter, "_patch_builtin", lambda *args: (patched.append(args[0]), builtins(*args)))
+    for times, expected in ((1, [1, 2]), (5, [31, 32]), (1, [1, 2])):
+        patched.clear()
+        counted[(1,)](out := torch.zeros(2, dtype=torch.int32), times)
+        assert out.tolist() == expected
+        assert 0 < len(patched) <= 15  # by upstream, a call of `next_one` and what is below it adds more than 5
 
 
 @triton.jit
