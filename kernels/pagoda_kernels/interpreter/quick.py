@@ -1,4 +1,4 @@
-"""What Triton's interpreter does in vain, left out. No result changes: half of the time of our tests was this.
+"""What Triton's interpreter does in vain, left out. No result changes. A third of the time of our tests was this.
 
 Upstream puts its own functions into `triton.language` at each call of a device function, although the launch around it has done so and
 undoes it only at its end. For each numpy dtype that it looks up, it makes the whole table of them. Without the option `debug`, which it

@@ -114,12 +114,16 @@ def float_to_float(original: Method) -> Method:
 
 
 def dot(original: Method) -> Method:
+    """Summed in float64 and rounded once. In float32, a row's bits depend on its place in the tile where OpenBLAS has AVX2 only, which they
+    do not on a device."""
+
     def replaced(builder: Any, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: Any, imprecise: Any) -> TensorHandle:
-        if is_small(a.dtype) or is_small(b.dtype):
-            return _handle(np.matmul(widened(a).astype(np.float32), widened(b).astype(np.float32)) + widened(total), total.dtype)
+        if a.dtype.scalar.is_int() or total.dtype.scalar == tl.float64:
+            return original(builder, a, b, total, precision, imprecise)
         if a.dtype.scalar == tl.float32 and precision == upstream._ir.INPUT_PRECISION.TF32:  # noqa: SLF001
             a, b = _tf32(a), _tf32(b)
-        return original(builder, a, b, total, precision, imprecise)
+        product = np.matmul(widened(a).astype(np.float64), widened(b).astype(np.float64)).astype(np.float32)
+        return _handle(product + widened(total), total.dtype)
 
     return replaced
 
