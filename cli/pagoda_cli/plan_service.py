@@ -15,6 +15,7 @@ from pagoda_sizing.devices import CPU, Device
 from pagoda_sizing.model import Model
 from pagoda_sizing.plan import Ask, Verdict
 from pagoda_sizing.platforms import no_format, no_kept, products
+from pagoda_sizing.stored import conflict
 
 from pagoda_cli.errors import CliError
 from pagoda_cli.plan_model import Found
@@ -55,6 +56,8 @@ def _unusable(offer: Offer, ask: Ask, stored: str) -> str:
     """Why Pagoda cannot use a device that fits; empty if it can."""
     if not _has_daemon(offer):
         return "there is no daemon for it"
+    if offer.device.name != CPU and ask.quantisation != "bf16" and (wrong := conflict(stored, ask.quantisation)):
+        return wrong
     if not runs(offer.device, held(offer.device, ask.quantisation, stored)):
         return f"the daemon does not run {ask.quantisation} weights on it"
     return "" if keeps(offer.device, ask.kv_dtype) else f"the daemon does not keep keys and values as {ask.kv_dtype} on it"
@@ -100,7 +103,8 @@ def service_name(text: str) -> str:
 
 def _document(asked: Asked, offer: Offer) -> dict[str, Any]:
     name, ask = service_name(asked.found.name), asked.ask
-    quantised = {} if ask.quantisation in ("bf16", asked.model.stored) else {"quantization": ask.quantisation}
+    as_it_is = ask.quantisation == asked.model.stored and offer.device.name != CPU  # a CPU holds bf16 of whatever is stored
+    quantised = {} if ask.quantisation == "bf16" or as_it_is else {"quantization": ask.quantisation}
     kept = {} if ask.kv_dtype == "bf16" else {"kvCache": {"dtype": _KEPT[ask.kv_dtype]}}
     promised = {"ttft": ask.ttft_s, "itl": ask.tpot_s}
     slo = {key: f"{round(1000 * seconds)}ms" for key, seconds in promised.items() if seconds is not None}

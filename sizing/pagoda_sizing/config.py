@@ -105,7 +105,7 @@ def declared_quantisation(raw: dict[str, Any]) -> str:
         section = raw["quantization_config"]
         declared = (section.get("quant_method"), section.get("bits")) if isinstance(section, dict) else None
         known: dict[Any, str] = {("fp8", None): "fp8", ("awq", 4): "int4", ("gptq", 4): "int4", ("gptq", 8): "int8"}
-        if declared not in known:
+        if declared is None or not all(isinstance(one, str | int | None) for one in declared) or declared not in known:
             raise
         return known[declared]
     return "bf16" if stored is None else stored.form

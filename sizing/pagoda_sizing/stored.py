@@ -95,9 +95,14 @@ def _gptq(section: Mapping[str, Any]) -> StoredAs:
     _one_of(section, "desc_act", False, None)
     _one_of(section, "is_marlin_format", False, None)
     _one_of(section, "sym", True, False, None)
-    _one_of(section, "checkpoint_format", "gptq", "gptq_v2", None)
+    names = [key for key in ("checkpoint_format", "format") if section.get(key) is not None]  # GPTQModel writes both
+    for key in names:
+        _one_of(section, key, "gptq", "gptq_v2")
+    versions = {section[key] for key in names}
+    if len(versions) > 1:
+        raise _refused("format", section["format"], f"what checkpoint_format is, {section['checkpoint_format']!r}")
     group = _group(section, GROUP)
-    zeros, one_less = section.get("sym") is not True, section.get("checkpoint_format") != "gptq_v2"
+    zeros, one_less = section.get("sym") is not True, versions != {"gptq_v2"}
     return StoredAs("gptq", "gptq", _form(group), group=group, zeros=zeros, one_less=one_less)
 
 

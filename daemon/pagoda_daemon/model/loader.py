@@ -50,7 +50,7 @@ def load_tensors(directory: Path, places: Mapping[str, Tensor], progress: Callab
     staging = staging_buffer()
     with ExitStack() as stack:
         files = _Files(stack)
-        for name, source in sorted(sources.items(), key=lambda item: (item[1].first.file, item[1].first.start)):
+        for name, source in in_order(sources, reading.stored):
             if source.stored is None:
                 read_into(places[name], source.first, files.of(source.first), staging)
                 reading.filled(name)
@@ -61,6 +61,13 @@ def load_tensors(directory: Path, places: Mapping[str, Tensor], progress: Callab
                 reading.filled(name)
             done += places[name].nbytes
             progress(done / total)
+
+
+def in_order(sources: Mapping[str, Source], stored: StoredAs | None) -> list[tuple[str, Source]]:
+    """As they lie in the files. Quantised ones as the model has them: what waits for its neighbour, such as gate for up, is in memory."""
+    if stored is not None:
+        return list(sources.items())
+    return sorted(sources.items(), key=lambda item: (item[1].first.file, item[1].first.start))
 
 
 def read_sources(directory: Path, shapes: Mapping[str, Shape], stored: StoredAs | None) -> dict[str, Source]:

@@ -27,7 +27,10 @@ Read = Callable[[Stored], Tensor]
 # Buffers that old exports carry and a copy of the embedding that tied models may carry.
 _SUPERFLUOUS: Final = (".rotary_emb.inv_freq", "lm_head.weight")
 # Scales of what is not stored: of rows, which are quantised by what is in them, and of keys and values, which are kept as kvDtype says.
-_UNUSED: Final = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
+_UNUSED: Final = (
+    *(".input_scale", ".input_zero_point", ".activation_scale"),
+    *(".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"),
+)
 _SCALES: Final = (".weight_scale", ".weight_scale_inv")
 _FLOATS: Final = tuple(DTYPES)
 _WORDS: Final = ("I32",)
@@ -77,6 +80,9 @@ class Source:
     def _check(self, found: Mapping[str, Tensor]) -> None:
         """Of what only the numbers say."""
         where = f"{self.first.file.name}: {self.first.name.rpartition('.')[0]}"
+        for suffix, part in found.items():
+            if suffix in (*_SCALES, ".scales") and not bool(part.isfinite().all()):
+                raise ModelRejected(f"{where}{suffix} has values that are not finite")
         order = found.get(".g_idx")
         if order is not None and not torch.equal(order.long(), torch.arange(self.shape[1]) // self.group):
             raise ModelRejected(

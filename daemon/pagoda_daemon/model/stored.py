@@ -34,6 +34,7 @@ class Stored8:
         if self.block is None:
             return numbers.mul_(self.scales[first:end].to(place))
         high, wide = self.block
+        wide = min(wide, self.shape[1])  # a block may be longer than its matrix
         scales = self.scales[torch.arange(first, end) // high].repeat_interleave(wide, dim=1)[:, : self.shape[1]]
         return numbers.mul_(scales.to(place))
 
@@ -71,7 +72,8 @@ class Stored4:
         if inputs % self.group == 0:
             numbers = levels.contiguous().view(outputs, -1, self.group).float()
             return numbers.sub_(zeros.float()[:, :, None]).mul_(scales.float()[:, :, None]).view(outputs, inputs)
-        wide_zeros, wide_scales = (one.float().repeat_interleave(self.group, dim=1)[:, :inputs] for one in (zeros, scales))
+        group = min(self.group, inputs)
+        wide_zeros, wide_scales = (one.float().repeat_interleave(group, dim=1)[:, :inputs] for one in (zeros, scales))
         return levels.float().sub_(wide_zeros).mul_(wide_scales)
 
 

@@ -69,9 +69,10 @@ def build() -> list[Path]:
     newest = max(path.stat().st_mtime for path in [Path(__file__), *SOURCES.iterdir()])
     old = [variant for variant in VARIANTS if not variant.library.is_file() or variant.library.stat().st_mtime < newest]
     started = [(variant, subprocess.Popen(command(compiler, variant, _partial(variant)))) for variant in old]
-    for variant, process in started:
-        if process.wait() != 0:
-            raise subprocess.CalledProcessError(process.returncode, process.args)
+    codes = [process.wait() for _, process in started]  # of both: none may write on behind an error
+    for (variant, process), code in zip(started, codes, strict=True):
+        if code != 0:
+            raise subprocess.CalledProcessError(code, process.args)
         _partial(variant).replace(variant.library)
     return [variant.library for variant in VARIANTS]
 

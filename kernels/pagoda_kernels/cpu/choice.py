@@ -10,18 +10,18 @@ from pagoda_kernels.cpu.build import VARIANTS, Variant
 
 
 def chosen(cpuinfo: Path = Path("/proc/cpuinfo")) -> Variant | None:
-    """What of the libraries this processor can run, the best first; None: none of them."""
-    return next((variant for variant in VARIANTS if not lacking(variant, cpuinfo)), None)
+    """What of the libraries that are there this processor can run, the best first; None: none of them."""
+    return next((variant for variant in VARIANTS if variant.library.is_file() and not lacking(variant, cpuinfo)), None)
 
 
 def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path | None = None) -> str | None:
     """Why the native ops cannot run here; None when they can. `library`: in the place of what is chosen."""
+    if lacks := lacking(VARIANTS[-1], cpuinfo):
+        return f"the CPU lacks {', '.join(lacks)}"
     variant = chosen(cpuinfo)
     path = library or (VARIANTS[-1] if variant is None else variant).library
     if not path.is_file():
         return "it was installed without the native library (no x86-64 C++ compiler when it was built)"
-    if variant is None:
-        return f"the CPU lacks {', '.join(lacking(VARIANTS[-1], cpuinfo))}"
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -30,8 +30,9 @@ def missing(cpuinfo: Path = Path("/proc/cpuinfo"), library: Path | None = None) 
 
 
 def lacking(variant: Variant, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Instructions of a library that the processor does not have."""
-    lines = (line.split(":", 1)[1].split() for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    """Instructions of a library that the processor does not have, as far as the system tells."""
+    told = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    lines = (line.split(":", 1)[1].split() for line in told.splitlines() if line.startswith("flags"))
     return sorted(set(variant.features) - set(next(lines, ())))
 
 

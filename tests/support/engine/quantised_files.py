@@ -69,7 +69,7 @@ def levels4(
     else:
         low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
         scales = ((high - low) / 15).to(kind)
-        zeros = (-low / scales.double()).round().clamp(1, 15)
+        zeros = (-low / scales.double()).round().clamp(0, 15)
     levels = (grouped / scales.double()[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
     exact = (levels - zeros[:, :, None]) * scales.double()[:, :, None]
     return levels.reshape(outputs, inputs).numpy(), zeros.numpy(), scales, exact.reshape(outputs, inputs)
@@ -91,7 +91,7 @@ def gptq(group: int, *, symmetric: bool, one_less: bool = True, bias: bool = Fal
         levels, zeros, scales, exact = levels4(weight, size, symmetric=symmetric)
         parts = {
             ".qweight": words(levels, IN_ORDER).T.contiguous(),
-            ".qzeros": words(zeros.T - one_less, IN_ORDER),
+            ".qzeros": words((zeros.T - one_less) % 16, IN_ORDER),
             ".scales": scales.T.contiguous(),
             ".g_idx": (torch.arange(inputs) // size).int(),
         }

@@ -9,6 +9,7 @@ import pytest
 from pagoda_cli.commands import run
 from pagoda_sizing.devices import catalogue
 from pagoda_sizing.published import published_model
+from support.engine.quantised_files import FORMATS
 
 
 @pytest.fixture
@@ -154,6 +155,16 @@ def test_the_service_of_a_quantised_checkpoint_asks_for_no_format(ask, tmp_path)
     _, out, _ = ask("plan", "--model", str(tmp_path), "--device", "l4", "--yaml")
     assert "quantization" not in out
     assert "gpu:" in out
+    _, _, told = ask("plan", "--model", str(tmp_path), "--device", "h100", "--quantization", "int8", "--yaml")
+    assert "quantization int8 contradicts the checkpoint, whose weights are stored in int4" in told
+
+
+def test_on_a_cpu_the_service_asks_for_the_8_bits_that_it_was_planned_with(ask, tmp_path):
+    """A daemon holds bf16 there, whatever is stored, if no format is asked for."""
+    stored = FORMATS["compressed-int8"].config
+    (tmp_path / "config.json").write_text(json.dumps(published_model("Qwen/Qwen3-8B").config | {"quantization_config": stored}))
+    _, out, _ = ask("plan", "--model", str(tmp_path), "--device", "cpu", "--yaml")
+    assert "quantization: int8" in out
 
 
 @pytest.mark.parametrize(

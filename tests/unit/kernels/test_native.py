@@ -166,6 +166,17 @@ def test_nothing_in_unwritten_slots_reaches_a_row():
 
 
 @pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("place", [0, 15, 112, 126, 127, 128, 199])
+def test_a_key_that_is_not_finite_is_not_lost_in_a_maximum(place):
+    spec, table, ids = shape(), tables(1, blocks=14), prompt(200)
+    decoder = native(spec)
+    decoder.step(batch([(0, ids, 0)], table))
+    block = decoder.pages[:, 0, int(table[0][place // 16])].view(len(decoder.pages), spec.kv_heads, -1, 16, 2)
+    block[:, :, :, place % 16] = torch.nan
+    assert np.isnan(decoder.step(batch([(0, [5], 200)], table))).all()
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("changes", [{}, SPARSE["two of eight experts"]], ids=["dense", "experts"])
 @pytest.mark.parametrize("kind", [0, 1], ids=["bf16", "int8"])
 def test_a_row_that_is_not_finite_says_so_and_stays_alone(kind, changes):
@@ -301,6 +312,10 @@ def test_the_best_library_that_a_processor_can_run_is_taken(flags, name, tmp_pat
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu sse {flags}\n")
     variant = chosen(tmp_path / "cpuinfo")
     assert (variant and variant.name) == name
+
+
+def test_a_system_that_tells_no_instructions_has_none(tmp_path):
+    assert missing(tmp_path / "cpuinfo") == "the CPU lacks avx2, fma"
 
 
 def test_a_library_that_cannot_be_loaded_or_is_not_there_is_said(tmp_path):

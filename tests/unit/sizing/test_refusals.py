@@ -96,7 +96,7 @@ def test_the_declared_quantisation_is_read(section, name):
     assert declared_quantisation({"quantization_config": section}) == name
 
 
-@pytest.mark.parametrize("section", [{"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3}, "fp8", {}])
+@pytest.mark.parametrize("section", [{"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3}, {"quant_method": ["fp8"]}, "fp8", {}])
 def test_an_unknown_declared_quantisation_is_refused_instead_of_guessed(section):
     with pytest.raises(UnknownQuantisation, match="quantization_config"):
         declared_quantisation({"quantization_config": section})

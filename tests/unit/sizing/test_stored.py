@@ -7,6 +7,7 @@ from pagoda_contracts.resources.engine import EngineSpec
 from pagoda_daemon.core.errors import ModelRejected
 from pagoda_daemon.model.config import parse_spec
 from pagoda_sizing.config import declared_quantisation
+from pagoda_sizing.errors import UnknownQuantisation
 from pagoda_sizing.families import parse_model
 from pagoda_sizing.published import published_model
 from pagoda_sizing.replica import Requirement, on_cpu, on_device
@@ -88,6 +89,28 @@ def test_what_is_not_served_is_refused_in_the_same_words_by_all(section: Any, wh
     assert unserved(config) == str(refused.value)
     assert str(refused.value).startswith("quantization_config: ")
     assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "one_less"),
+    [
+        ({}, True),
+        ({"checkpoint_format": "gptq"}, True),
+        ({"checkpoint_format": "gptq_v2"}, False),
+        ({"format": "gptq_v2"}, False),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq_v2"}, False),
+    ],
+)
+def test_either_name_of_gptqs_version_is_read(section: dict[str, str], one_less: bool) -> None:
+    found = stored_as({"quantization_config": {"quant_method": "gptq", "bits": 4, **section}})
+    assert found is not None
+    assert found.one_less is one_less
+
+
+def test_two_names_that_contradict_are_refused() -> None:
+    section = {"quant_method": "gptq", "bits": 4, "format": "gptq", "checkpoint_format": "gptq_v2"}
+    with pytest.raises(UnknownQuantisation, match="what checkpoint_format is"):
+        stored_as({"quantization_config": section})
 
 
 def test_models_with_experts_are_served_only_if_they_are_not_quantised() -> None:

@@ -75,7 +75,8 @@ struct Running {
 inline float soften(Floats *scores, int blocks, Factor *weights, Running &running) {
     Floats most = scores[0];
     for (int b = 1; b < blocks; ++b) most = larger(most, scores[b]);
-    const float before = running.most, now = std::max(before, largest_of(most));
+    const float before = running.most, now = std::max(largest_of(most), before); // of a NaN, the first
+
     if (now == -std::numeric_limits<float>::infinity()) { // nothing of the chunk is visible to this query
         std::memset(weights, 0, sizeof(Factor) * kBlock * blocks);
         return 1.0f;

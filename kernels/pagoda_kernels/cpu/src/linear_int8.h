@@ -11,12 +11,12 @@
 
 namespace pagoda {
 
-// One row to 8 bits: per group of 32, scale = largest magnitude / 127, NaN where the group holds one, so that it stays to be seen.
+// One row to 8 bits: per group of 32, scale = largest magnitude / 127, NaN where the group holds one or an infinity, so that it stays to be seen.
 // `shift` is what the offset of the weights adds to a group's sum, negated.
 inline void quantise(const Factor *row, int inputs, int8_t *narrow, float *scale, int32_t *shift) {
     for (int group = 0; group < inputs / kGroup; ++group) {
         const Floats low = load_factors(row + group * kGroup), high = load_factors(row + group * kGroup + 16);
-        const bool odd = any(unordered(low, high));
+        const bool odd = any(unordered(sub(low, low), sub(high, high))); // a NaN, or infinite
         const float largest = odd ? std::numeric_limits<float>::quiet_NaN() : largest_of(larger(size_of(low), size_of(high)));
         const Floats inverse = all_of(largest > 0 ? 127.0f / largest : 0.0f);
         const Words first = to_words(mul(low, inverse)), second = to_words(mul(high, inverse));

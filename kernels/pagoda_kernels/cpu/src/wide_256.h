@@ -52,9 +52,10 @@ inline Floats nearest(Floats value) {
     return {_mm256_round_ps(value.low, how), _mm256_round_ps(value.high, how)};
 }
 
-// Twice a half of the power: 2^-150 and 2^128 are no floats. Above 2^129 all is infinite, as 2^129 times at least 0.5 is.
+// Twice a half of the power: 2^-150 and 2^128 are no floats. From 2^150 on all is infinite: where `exponential` is given 10^8, its polynomial
+// is far below 1.
 inline __m256 times_power(__m256 value, __m256 n) {
-    const __m256i whole = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(130.0f), n)), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
+    const __m256i whole = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(150.0f), n)), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
     const auto power = [&](__m256i exponent) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, bias), 23)); };
     return _mm256_mul_ps(_mm256_mul_ps(value, power(half)), power(_mm256_sub_epi32(whole, half)));
 }
@@ -83,10 +84,10 @@ inline void store(int32_t *to, Words value) {
 }
 inline Words add(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 inline int32_t sum_of(Words value) {
-    alignas(32) int32_t each[8], sum = 0;
+    alignas(32) uint32_t each[8], sum = 0; // it may wrap
     _mm256_store_si256(reinterpret_cast<__m256i *>(each), _mm256_add_epi32(value.low, value.high));
-    for (const int32_t one : each) sum += one;
-    return sum;
+    for (const uint32_t one : each) sum += one;
+    return static_cast<int32_t>(sum);
 }
 inline Words to_words(Floats value) { return {_mm256_cvtps_epi32(value.low), _mm256_cvtps_epi32(value.high)}; }
 inline void store_bytes(int8_t *to, Words value) {

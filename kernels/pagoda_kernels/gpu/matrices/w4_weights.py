@@ -99,9 +99,10 @@ def awq_levels(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gptq_levels(qweight: Tensor, qzeros: Tensor, *, one_less: bool) -> tuple[Tensor, Tensor]:
-    """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8]. one_less: as of from_gptq."""
+    """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8]. one_less: as of from_gptq; of a zero of 0, 15 is
+    stored then, as AutoGPTQ reads it."""
     levels = _columns(qweight.T)
-    return levels, _columns(qzeros).T[: len(levels)] + int(one_less)
+    return levels, _columns(qzeros).T[: len(levels)] + int(one_less) & _MOST
 
 
 def of_groups(numbers: Tensor, inputs: int) -> Tensor:

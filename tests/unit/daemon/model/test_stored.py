@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,12 @@ def test_each_place_is_told_once_when_it_is_filled(tmp_path: Path) -> None:
     assert sorted(told) == sorted(exact)
 
 
+UNUSED = ("k_scale", "v_scale", "q_scale", "kv_scale", "k_proj.output_scale", "o_proj.activation_scale", "o_proj.input_zero_point")
+
+
 def test_scales_of_keys_values_and_rows_are_passed_over(tmp_path: Path) -> None:
     tensors, _ = quantised_tensors(FORMATS["fp8"], plain_tensors())
-    more = {f"model.layers.0.self_attn.{name}": torch.ones(1) for name in ("k_scale", "v_scale", "q_scale", "o_proj.activation_scale")}
+    more = {f"model.layers.0.self_attn.{name}": torch.ones(1) for name in UNUSED}
     assert load(write_model(tmp_path, tensors | more, FORMATS["fp8"]), "fp8")
 
 
@@ -106,6 +110,8 @@ WORDS = {
         ("fp8-blocks", {".weight_scale_inv": torch.ones(3, 3)}, "UP.weight_scale_inv has shape [3, 3], WANTED [3, 2]"),
         ("compressed-fp8", {".weight_zero_point": torch.zeros(384, 1)}, "UNKNOWN UP.weight_zero"),
         ("compressed-int8", {".weight": torch.zeros(384, 256).to(torch.float8_e4m3fn)}, "UP.weight is stored as F8_E4M3; ONE OF I8"),
+        ("fp8", {".weight_scale": torch.tensor(torch.nan)}, "UP.weight_scale has values that are not finite"),
+        ("awq", {".scales": torch.full((2, 384), torch.inf).half()}, "UP.scales has values that are not finite"),
         ("awq", {".qzeros": None}, "UP is stored as awq, but UP.qzeros is missing"),
         ("awq", {".qweight": None}, "lacks 1 tensors, such as UP.weight"),
         ("awq", {".qweight": torch.zeros(32, 384).int()}, "UP.qweight has shape [32, 384], WANTED [256, 48]"),
@@ -131,6 +137,27 @@ def test_a_tensor_that_contradicts_the_format_is_named(name: str, changes: dict[
     for word, words in WORDS.items():
         told = told.replace(word, words)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [("fp8-blocks", {"weight_block_size": [128, 2**21]}), ("gptq", {"group_size": 2**21})],
+)
+def test_a_group_that_is_longer_than_any_matrix_takes_no_more_memory(name: str, section: dict[str, Any], tmp_path: Path) -> None:
+    """A repetition of 2^21 would be 2 GiB for these 256 outputs."""
+    tensors, _ = quantised_tensors(FORMATS[name], plain_tensors())
+    short = {
+        one: tensor[:, :1] if one.endswith("_inv") else tensor[:1]
+        for one, tensor in tensors.items()
+        if one.endswith(("_inv", ".qzeros", ".scales"))
+    }
+    order = {one: torch.zeros_like(tensor) for one, tensor in tensors.items() if one.endswith("g_idx")}
+    write_model(tmp_path, {one: tensor.contiguous() for one, tensor in (tensors | short | order).items()}, FORMATS[name])
+    spec = parse_spec(CONFIG | {"quantization_config": FORMATS[name].config | section})
+    places = destinations(spec, allocate(spec, torch.float32))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    load_tensors(tmp_path, places, lambda _: None, Reading(stored=spec.stored))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
 def test_outputs_that_fill_no_word_are_refused(tmp_path: Path) -> None:
