@@ -64,6 +64,11 @@ def test_fails():
     until("begun")
     assert os.environ["HOW"] != "-x"
 """
+COMPUTES = """
+import torch
+MUCH = torch.zeros(1 << 20) + 1
+def test_never(): ...
+"""
 WAITING = """
 from pathlib import Path
 from support.suite import forked
@@ -133,6 +138,15 @@ def test_what_happens_in_a_worker_is_reported(tmp_path):
     assert "said before" in done.stdout
     assert "FAILED test_fails.py::test_fails - assert 1 == 2" in done.stdout
     assert "ended with 3: test_dies.py::test_dies." in done.stdout
+
+
+@pytest.mark.deep
+def test_what_is_computed_on_threads_while_tests_are_collected_is_refused(tmp_path):
+    for name, text in {"conftest.py": CONFTEST, "test_computes.py": COMPUTES, "pytest.ini": "[pytest]"}.items():
+        (tmp_path / name).write_text(text)
+    done = played(tmp_path, OMP_NUM_THREADS="2")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "PyTorch computed while tests were collected" in done.stdout + done.stderr
 
 
 @pytest.mark.deep

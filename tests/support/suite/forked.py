@@ -49,6 +49,13 @@ class Forked:
             return None  # pytest says why nothing runs
         if len(threads := threading.enumerate()) > 1:
             raise pytest.UsageError(f"--fork: no worker would have the threads that were started while tests were collected: {threads}")
+        if (found := len(list(Path("/proc/self/task").iterdir()))) > (
+            known := int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+        ):
+            # NumPy's pool forks with care. PyTorch's is OpenMP's, for which a worker would wait for ever, or crash.
+            raise pytest.UsageError(
+                f"--fork: {found} threads run, {known} are NumPy's and ours: PyTorch computed while tests were collected"
+            )
         groups = deque(_groups(session.items))
         _tables()
         gc.freeze()  # a collection in a worker would copy the pages of all that was imported
