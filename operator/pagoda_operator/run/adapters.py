@@ -36,15 +36,20 @@ _PENDING: Final = Progress(Phase.PENDING)
 
 
 class _Answer(NamedTuple):
-    """What a replica said last, and how often its container had been restarted by then."""
+    """What a replica said last of which catalogue, and how often its container had been restarted by then."""
 
     restarts: int
-    generation: int
+    sent: _Sent
     found: Mapping[str, Progress]
 
     @property
     def complete(self) -> bool:
         return all(one.phase in (Phase.LOADED, Phase.ON_DISK) for one in self.found.values())
+
+    def about(self, entry: Entry) -> bool:
+        """Whether it is of this entry, or of the same one before the digest was known that was found."""
+        found = self.found.get(entry.name, _PENDING)
+        return entry in self.sent.entries or (found.digest == entry.digest and entry._replace(digest="") in self.sent.entries)
 
 
 class _Sent(NamedTuple):
@@ -65,14 +70,17 @@ class _Known:
     failures: dict[tuple[str, Entry], float] = field(default_factory=dict)
 
     def found(self, pod: Pod) -> Mapping[str, Progress]:
-        """How far the adapters are there."""
-        answer = self.answers.get(pod.uid)
-        return answer.found if answer is not None else {}
+        """How far the adapters are there. A replica that is silent since an entry changed has said nothing of that one: the digest of the
+        files before would be taken for that of the new ones."""
+        answer, sent = self.answers.get(pod.uid), self.sent.get(pod.uid)
+        if answer is None or sent is None:
+            return {}
+        return {entry.name: answer.found[entry.name] for entry in sent.entries if entry.name in answer.found and answer.about(entry)}
 
     def confirmed(self, pod: Pod) -> bool:
         """Whether it has all that it should have."""
         answer = self.answers.get(pod.uid)
-        return answer is not None and answer.generation == self.sent[pod.uid].generation and answer.complete
+        return answer is not None and answer.sent.generation == self.sent[pod.uid].generation and answer.complete
 
 
 class Adapters:
@@ -140,7 +148,7 @@ class Adapters:
         for uid, found in answers.items():
             if found is None:
                 continue
-            known.answers[uid] = _Answer(late[uid].restarts, known.sent[uid].generation, found)
+            known.answers[uid] = _Answer(late[uid].restarts, known.sent[uid], found)
             failed = (entry for entry in known.sent[uid].entries if found.get(entry.name, _PENDING).phase is Phase.FAILED)
             known.failures |= {(uid, entry): until for entry in failed}
         return any(found is None for found in answers.values())

@@ -46,8 +46,8 @@ class Place:
         name, self.version = manifest["metadata"]["name"], self.version + 1
         self.written.append((name, manifest["status"]["conditions"][0]["reason"]))
         body = next(one for one in self.bodies() if one.meta.name == name)
-        placement = body.spec.placement.wire()
-        fresh = adapter_body(name, generation=body.generation, status=manifest["status"], placement=placement)
+        spec = {"placement": body.spec.placement.wire(), "source": body.spec.source.wire()}
+        fresh = adapter_body(name, generation=body.generation, status=manifest["status"], **spec)
         fresh["metadata"]["resourceVersion"] = str(self.version)
         self.caches.event(ADAPTERS, fresh, gone=False)
 
@@ -117,6 +117,23 @@ async def test_a_replica_that_fetches_fails_or_is_silent_is_asked_again():
         place.answers["p"] = answer
         assert await place.run() == again
         assert [one.status.conditions[0].reason for one in place.bodies()] == [reason]
+
+
+async def test_what_a_replica_said_of_the_files_before_is_nothing_of_the_new_ones():
+    place = Place(adapter_body("a"))
+    place.serve("p", "q")
+    await settled(place)
+    changed = adapter_body("a", generation=2, status=next(iter(place.bodies())).raw_status, source={"uri": "pvc://models/new"})
+    changed["metadata"]["resourceVersion"] = str(place.version + 1)
+    place.caches.event(ADAPTERS, changed, gone=False)
+    place.answers = {"p": None, "q": None}
+    await place.run()
+    assert place.written == [("a", "Loading")]
+    assert next(iter(place.bodies())).digest == ""
+    place.answers = {}
+    await place.run()
+    assert {digests for _, _, digests in place.sent} == {("",)}
+    assert place.written == [("a", "Resident")]
 
 
 async def test_an_adapter_that_fails_on_one_replica_goes_to_another_and_stays_there():
