@@ -124,7 +124,7 @@ def cpu() -> dict[str, Any]:
     """Its name, and what of its instructions matters here: a figure without them means nothing."""
     lines = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
     fields = {name.strip(): value.strip() for name, value in lines.items()}
-    wanted = ("avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+    wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
     return {"name": fields.get("model name"), "instructions": [name for name in wanted if name in fields.get("flags", "").split()]}
 
 

@@ -2,7 +2,7 @@
 
 `python -P bench/native.py [--models dense,qwen3-moe,mixtral] [--rounds 2] [--layers 4]`. `dense` has layers of a 1.1 B model. The experts
 have the sizes of Qwen3-30B-A3B and of half a Mixtral 8x7B; there are fewer of them. PyTorch computes with blocks of 32 tokens, which the
-ops have not. CPU time is counted too: the clock of a busy machine says little.
+native ops have not. CPU time is counted too: the clock of a busy machine says little.
 """
 
 from __future__ import annotations

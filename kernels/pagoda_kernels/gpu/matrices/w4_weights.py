@@ -99,8 +99,9 @@ def awq_levels(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gptq_levels(qweight: Tensor, qzeros: Tensor, *, one_less: bool) -> tuple[Tensor, Tensor]:
-    """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8]. one_less: as of from_gptq; of a zero of 0, 15 is
-    stored then, as AutoGPTQ reads it."""
+    """Return the same of GPTQ's int32 [inputs / 8, outputs] and [groups, outputs / 8].
+
+    one_less: qzeros hold the zeros minus 1, as all but the format "gptq_v2" do; of a zero of 0, 15 then, as AutoGPTQ reads it."""
     levels = _columns(qweight.T)
     return levels, _columns(qzeros).T[: len(levels)] + int(one_less) & _MOST
 
@@ -111,25 +112,6 @@ def of_groups(numbers: Tensor, inputs: int) -> Tensor:
     if size % GROUP and numbers.shape[1] > 1:
         raise ValueError(f"the group size must be {GROUP} or a multiple of it, got {size}")
     return numbers.repeat_interleave(-(-size // GROUP), dim=1)[:, : -(-inputs // GROUP)].contiguous()
-
-
-def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Weights4:
-    """Return the weights of an AWQ checkpoint: int32 [inputs, outputs / 8], int32 [groups, outputs / 8], [groups, outputs]."""
-    levels, zeros = awq_levels(qweight, qzeros)
-    inputs = levels.shape[1]
-    return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
-
-
-def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, one_less: bool = True) -> Weights4:
-    """Return the weights of a GPTQ checkpoint: int32 [inputs / 8, outputs], int32 [groups, outputs / 8], [groups, outputs].
-
-    one_less: qzeros hold the zeros minus 1, as all but the format "gptq_v2" do. g_idx: the group of each input; ValueError unless in order.
-    """
-    levels, zeros = gptq_levels(qweight, qzeros, one_less=one_less)
-    inputs, groups = levels.shape[1], scales.shape[0]
-    if g_idx is not None and not torch.equal(g_idx.long().cpu(), torch.arange(inputs) // -(-inputs // groups)):
-        raise ValueError("g_idx must count up in whole groups: weights that were quantised with act_order (desc_act) are not supported")
-    return packed_w4(levels, of_groups(scales.T, inputs), of_groups(zeros, inputs))
 
 
 def _columns(words: Tensor, *, awq: bool = False) -> Tensor:

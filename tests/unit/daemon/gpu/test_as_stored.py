@@ -17,7 +17,6 @@ from pagoda_daemon.model.quantised import Linear4, Linear8
 from pagoda_daemon.model.weights import allocate, destinations, linears
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_kernels.gpu.matrices.w4_weights import Weights4
-from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.reference.linear_w4a16 import dequantised_w4
 from pagoda_kernels.testing import device
 from support.engine.quantised_files import FORMATS, plain_tensors, quantised_tensors, write_model
@@ -25,16 +24,6 @@ from support.engine.quantised_files import FORMATS, plain_tensors, quantised_ten
 BLOCKS = "fp8-uneven"
 HELD = [name for name, form in FORMATS.items() if form.form != "bf16" and "block" not in name and name != BLOCKS]
 PLACE = device()
-
-
-@pytest.fixture
-def honest():
-    """Numbers round, and accesses are checked, as on a device."""
-    if torch.cuda.is_available():
-        yield
-        return
-    with HonestInterpreter():
-        yield
 
 
 def numbers(linear):

@@ -17,7 +17,6 @@ from pagoda_daemon.model.quantised import FORMATS, Quantiser, not_quantised, qua
 from pagoda_daemon.model.weights import Linear, allocate, destinations, linears, weight_bytes, with_linears
 from pagoda_daemon.runner.forward import TorchForward
 from pagoda_kernels.gpu.matrices.w4_weights import quantised_w4
-from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.reference import quantise_rows as judge
 from pagoda_kernels.reference.linear_w4a16 import linear_w4a16
 from pagoda_kernels.testing import device
@@ -62,16 +61,6 @@ def a_prompt(count, vocab):
     ids = np.random.default_rng(1).integers(3, vocab, count).astype(np.int32)
     table, places = np.arange(-(-count // 16), dtype=np.int32)[None], np.arange(count, dtype=np.int32)
     return StepPlan(0, np.zeros(1, np.int32), np.array([0, count], np.int32), ids, places, table, np.ones(1, np.bool_))
-
-
-@pytest.fixture
-def honest():
-    """Numbers round, and accesses are checked, as on a device."""
-    if torch.cuda.is_available():
-        yield
-        return
-    with HonestInterpreter():
-        yield
 
 
 @pytest.mark.deep

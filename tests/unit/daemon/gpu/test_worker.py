@@ -41,14 +41,13 @@ from pagoda_daemon.runner.forward import TorchForward
 from pagoda_daemon.runner.model_worker import ModelWorker
 from pagoda_daemon.scheduler.extra_row import with_extra_row, without_extra_row
 from pagoda_daemon.scheduler.limits import Limits
-from pagoda_kernels.interpreter.honest import HonestInterpreter
 from pagoda_kernels.testing import assert_close, device
 from pagoda_sizing.host import STAGED
 from support.engine.native_reference import shape, weights_of
 from support.engine.random_adapters import matrices, wide
 from triton import knobs
 
-pytestmark = pytest.mark.deep  # seconds of Triton's interpreter
+pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("honest")]  # seconds of Triton's interpreter
 
 BLOCKS, BLOCK, POSITIONS, ROWS = 24, 16, 128, 6
 SHAPES = {
@@ -56,16 +55,6 @@ SHAPES = {
     "windows": {"windows": (None, 9)},
     "tied, odd sizes": {"tied": True, "hidden": 96, "vocab_size": 129},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def honest_interpreter():
-    """Numbers round, and accesses are checked, as on a device."""
-    if torch.cuda.is_available():
-        yield
-        return
-    with HonestInterpreter():
-        yield
 
 
 def weights_on(spec, place):

@@ -5,7 +5,7 @@ import torch
 from pagoda_kernels.gpu.matrices import linear_w4a16 as linear_w4a16_module
 from pagoda_kernels.gpu.matrices.dequantise_w4 import dequantise_w4
 from pagoda_kernels.gpu.matrices.linear_w4a16 import DENSE_ROWS, Config, W4Scratch, linear_w4a16, w4_config
-from pagoda_kernels.gpu.matrices.w4_weights import from_awq, from_gptq, packed_w4, quantised_w4
+from pagoda_kernels.gpu.matrices.w4_weights import awq_levels, gptq_levels, of_groups, packed_w4, quantised_w4
 from pagoda_kernels.reference.linear_w4a16 import dequantised_w4
 from pagoda_kernels.reference.linear_w4a16 import linear_w4a16 as judged
 from pagoda_kernels.testing import assert_close, device
@@ -107,21 +107,22 @@ def words(levels, order):
     return sum(eights[..., place] << 4 * place for place in range(8)).to(torch.int32)
 
 
-@pytest.mark.parametrize("group", [128, 256])
-def test_layouts_of_checkpoints(group):
+def test_layouts_of_checkpoints():
     chance = torch.Generator().manual_seed(0)
-    levels = torch.randint(0, 16, (512, 24), generator=chance)
-    zeros = torch.randint(1, 16, (512 // group, 24), generator=chance)
-    scales = torch.rand(512 // group, 24, generator=chance).half()
-    exact = ((levels - zeros.repeat_interleave(group, 0)) * scales.double().repeat_interleave(group, 0)).T
-    awq = words(levels, (0, 2, 4, 6, 1, 3, 5, 7)), words(zeros, (0, 2, 4, 6, 1, 3, 5, 7)), scales
-    assert torch.equal(dequantised_w4(from_awq(*awq)), exact)
+    levels, zeros = torch.randint(0, 16, (512, 24), generator=chance), torch.randint(0, 16, (4, 24), generator=chance)
+    wanted = levels.T.to(torch.uint8), zeros.T.to(torch.uint8)
+    awq = [words(numbers, (0, 2, 4, 6, 1, 3, 5, 7)) for numbers in (levels, zeros)]
     down = words(levels.T.contiguous(), range(8)).T
-    places = torch.arange(512) // group
-    assert torch.equal(dequantised_w4(from_gptq(down, words(zeros - 1, range(8)), scales, places)), exact)
-    assert torch.equal(dequantised_w4(from_gptq(down, words(zeros, range(8)), scales, one_less=False)), exact)
-    with pytest.raises(ValueError, match="act_order"):
-        from_gptq(down, words(zeros, range(8)), scales, places.flip(0))
+    first, second = (words((zeros - less) % 16, range(8)) for less in (1, 0))
+    for found in (awq_levels(*awq), gptq_levels(down, first, one_less=True), gptq_levels(down, second, one_less=False)):
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_a_longer_group_is_several_of_128():
+    levels, chance = torch.randint(0, 16, (24, 512)), torch.Generator().manual_seed(0)
+    zeros, scales = torch.randint(0, 16, (24, 2), generator=chance), torch.rand(24, 2, generator=chance).half()
+    exact = (levels - zeros.repeat_interleave(256, 1)) * scales.double().repeat_interleave(256, 1)
+    assert torch.equal(dequantised_w4(packed_w4(levels, of_groups(scales, 512), of_groups(zeros, 512))), exact)
 
 
 def test_zeros_that_are_all_in_the_middle_are_not_kept():
@@ -154,7 +155,7 @@ def test_what_the_kernel_could_not_read_is_refused(change, told):
 
 def test_groups_that_the_kernel_does_not_know_are_refused():
     with pytest.raises(ValueError, match="group size must be 128 or a multiple of it, got 64"):
-        from_awq(torch.zeros(256, 3, dtype=torch.int32), torch.zeros(4, 3, dtype=torch.int32), torch.ones(4, 24))
+        of_groups(torch.ones(24, 4), 256)
     with pytest.raises(ValueError, match="one for each 128 inputs"):
         packed_w4(torch.zeros(64, 256), torch.ones(64, 1), None)
     with pytest.raises(ValueError, match="tile_n must be 64, 128 or 256, got 192"):
